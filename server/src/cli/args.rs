@@ -1,4 +1,4 @@
-//! Owns the grammar of the command line, and the translation of its flags into configuration.
+//! Defines the grammar of the command line, and translates its flags into configuration.
 
 use crate::config::Override;
 use crate::record::Durability;
@@ -13,74 +13,76 @@ use toml::Value;
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong command line or configuration, 3 ended by a second signal,\n4 attach of a URI: the server ended the attachment, 5 serve: the disk of the write log failed.\n\
     Environment: SPINDLE_LOG sets the log filter (info, tiering=debug, …); the store's credentials \
-    come from the variables of its ecosystem (AWS_…, GOOGLE_…, AZURE_…)."
+    come from the variables of its provider (AWS_…, GOOGLE_…, AZURE_…)."
 )]
 pub struct Cli {
-    /// How results are printed.
+    /// Format of the results
     #[arg(short, long, global = true, value_enum, default_value_t = Output::Text)]
     pub output: Output,
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// How results are printed.
+/// Format of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Readable text
     Text,
-    /// One JSON document.
+    /// One JSON document
     Json,
 }
 
-/// What to do.
+/// The command to run.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Open a pool and serve its volumes
     Serve(Box<ServeArgs>),
-    /// Make a pool in a directory, write, restart, verify, measure, and serve until Ctrl-C
+    /// Create a pool in a directory, write, restart, verify, measure, and serve until Ctrl-C
     Demo(DemoArgs),
-    /// Volumes of a pool
+    /// Manage the volumes of a pool
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Snapshots of volumes: made at once, whatever the size
+    /// Manage snapshots of volumes, which are made at once, whatever the size
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// Make a volume of what a snapshot shows, at once: `clone db@monday test --ttl 8h`
+    /// Create a volume with the contents of a snapshot, at once: `clone db@monday test --ttl 8h`
     Clone {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// VOLUME@NAME
+        /// Name of the snapshot: VOLUME@NAME
         snapshot: String,
         /// Name of the new volume
         name: String,
-        /// Remove it by itself after this time, like 8h; it can be restored then as other removed volumes
+        /// Remove the clone automatically after this time, like 8h; it can then be restored like any removed volume
         #[arg(long, value_name = "DURATION")]
         ttl: Option<Span>,
     },
-    /// Make a new pool in --dir and --store that shows what a copy holds; it serves at once, and fetches what it lacks in
-    /// the background: `restore s3://bucket/copy --dir /new --key-file K`
+    /// Create a pool in --dir and --store from a copy: `restore s3://bucket/copy --dir /new --key-file K`
+    ///
+    /// The new pool serves at once, and fetches missing data from the copy in the background
     Restore {
-        /// Which pool to make, and what opens the copy
+        /// The pool to create, and the key of the copy.
         #[command(flatten)]
         pool: PoolArgs,
-        /// The copy, or URL@SNAPSHOT: the volumes that have that snapshot show it
+        /// URL of the copy, or URL@SNAPSHOT: volumes that have this snapshot show it
         url: String,
-        /// Restore this volume, and none that is not named so. May be repeated
+        /// Restore only this volume; may be repeated
         #[arg(long, value_name = "NAME")]
         volume: Vec<String>,
-        /// What the one volume is called in the new pool: NAME, or POOL/NAME
+        /// Name of the one restored volume in the new pool: NAME, or POOL/NAME
         #[arg(long = "as", value_name = "NAME")]
         name: Option<String>,
-        /// Fetch so many bytes a second at most in the background, like 50M
+        /// Maximum bytes a second to fetch in the background, like 50M
         #[arg(long, value_name = "SIZE")]
         rate: Option<ByteSize>,
-        /// Take settings and credentials of the copy's store from variables that begin so: with DR_, DR_AWS_ACCESS_KEY_ID …
+        /// Read settings and credentials of the copy's store from variables with this prefix: with DR_, from
+        /// DR_AWS_ACCESS_KEY_ID …
         #[arg(long, value_name = "PREFIX")]
         env_prefix: Option<String>,
     },
-    /// Copies of a pool in other stores, of any provider
+    /// Manage copies of a pool in other stores, of any provider
     #[command(subcommand)]
     Copy(CopyCommand),
     /// Remove a pool, bring it back, or delete it for good
@@ -88,114 +90,118 @@ pub enum Command {
     Pool(PoolCommand),
     /// Make a volume a block device of this machine: `attach db`, `attach POOL/db`, `attach list`
     Attach(AttachArgs),
-    /// Take the block device of a volume away; nothing may use it
+    /// Remove the block device of a volume, which must not be in use
     Detach(DetachArgs),
-    /// State of a pool
+    /// Show the state of a pool, the data at risk, and warnings
     Status(PoolArgs),
-    /// Verify everything that the store holds, in the background, and put back from copies what is bad
+    /// Verify everything in the store in the background, and put bad segments back from copies
     #[command(subcommand)]
     Scrub(ScrubCommand),
     /// Copy everything to the store, and wait until it is there
     Flush(PoolArgs),
-    /// Stop the daemon that runs on a directory, in order
+    /// Stop the daemon that runs on a directory, in an orderly way
     Stop(PoolArgs),
     /// Walk a pool and verify every frame, without changing anything
     Fsck {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Walk this copy of a pool instead, with what opens that
+        /// Verify the newest state of this copy instead, with a key that opens the copy
         #[arg(long, value_name = "URL")]
         copy: Option<String>,
-        /// The copy's store takes its settings from variables that begin so
+        /// Read settings and credentials of the copy's store from variables with this prefix
         #[arg(long, value_name = "PREFIX", requires = "copy")]
         env_prefix: Option<String>,
-        /// Put counts of live blocks right that are wrong
+        /// Correct wrong counts of live blocks afterwards
         #[arg(long, conflicts_with = "copy")]
         repair_counts: bool,
     },
-    /// Keys of a pool
+    /// Back up or replace the keys of a pool
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Configuration
+    /// Show the configuration, or print an example
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Version of the program and of the formats it reads and writes
+    /// Print the versions of the program and of the formats that it reads and writes
     Version,
 }
 
-/// Copies of a pool.
+/// Commands about copies.
 #[derive(Clone, Debug, Subcommand)]
 pub enum CopyCommand {
     /// Copy the pool to an empty prefix of another store from now on: `copy add s3://bucket/prefix`
     Add {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// s3://bucket/prefix, gs://…, az://…, file:///path, or a directory
+        /// Destination: s3://bucket/prefix, gs://…, az://…, file:///path, or a directory
         url: String,
-        /// Copy this volume with its snapshots, and none that is not named so. May be repeated
+        /// Copy only this volume and its snapshots; may be repeated
         #[arg(long, value_name = "NAME")]
         volume: Vec<String>,
-        /// From the beginning of one state of the copy to that of the next
+        /// Time from the start of one state of the copy to the start of the next
         #[arg(long, value_name = "DURATION", default_value = "60s")]
         interval: Span,
-        /// Only when snapshots have come or gone
+        /// Make a new state only when snapshots were added or removed
         #[arg(long, conflicts_with = "interval")]
         snapshots_only: bool,
-        /// Bytes a second at most, like 50M
+        /// Maximum bytes a second, like 50M
         #[arg(long, value_name = "SIZE")]
         rate: Option<ByteSize>,
-        /// Take settings and credentials of its store from variables that begin so: with DR_, DR_AWS_ACCESS_KEY_ID …
+        /// Read settings and credentials of the copy's store from variables with this prefix: with DR_, from
+        /// DR_AWS_ACCESS_KEY_ID …
         #[arg(long, value_name = "PREFIX")]
         env_prefix: Option<String>,
-        /// Only this key file opens the copy, and not what opens the pool; made where it is missing
+        /// Give the copy a key of its own in this file, made if it is missing; the pool's keys do not open the copy
         #[arg(long, value_name = "PATH")]
         copy_key_file: Option<PathBuf>,
-        /// Also where the copy has another key of its own, which opens it no more then
+        /// Replace the key if the copy already has one of its own; the old key stops working
         #[arg(long, requires = "copy_key_file")]
         replace_copy_key: bool,
     },
-    /// Show how far each copy is
+    /// Show the progress of each copy, and its failures
     List {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
     },
     /// Bring a copy up to date now, and wait until it is
     Sync {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Where it is
+        /// URL of the copy
         url: String,
     },
-    /// Restored from a copy that lacks segments, which `status` names: wait for them no longer; what they held is lost then
+    /// Stop waiting for segments that a restored pool's copy lacks; their data is then lost
+    ///
+    /// `status` names the segments
     GiveUpMissing(PoolArgs),
-    /// Serve a copy where it lies, as it is now, to be read only, until SIGTERM; copying to it goes on
+    /// Serve the present state of a copy in place, read-only, until SIGTERM; copying continues
     Open(CopyOpenArgs),
-    /// End a copy; what is there stays
+    /// End a copy and leave its data
     Rm {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Where it is
+        /// URL of the copy
         url: String,
     },
 }
 
-/// A copy that is served.
+/// Options of `copy open`.
 #[derive(Clone, Debug, Args)]
 pub struct CopyOpenArgs {
-    /// What opens it.
+    /// The key.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// Where it is
+    /// URL of the copy
     pub url: String,
-    /// Take settings and credentials of its store from variables that begin so
+    /// Read settings and credentials of the copy's store from variables with this prefix
     #[arg(long, value_name = "PREFIX")]
     pub env_prefix: Option<String>,
-    /// Address of the NBD server, HOST:PORT; port 0 picks a free one. May be repeated. That of the configuration is the pool's
+    /// Address of the NBD server, HOST:PORT; port 0 picks a free one; may be repeated. Addresses in the configuration are
+    /// the pool's and are not used
     #[arg(long, value_name = "ADDR", required_unless_present = "nbd_unix")]
     pub nbd: Vec<String>,
     /// Unix socket of the NBD server
@@ -210,12 +216,12 @@ pub struct CopyOpenArgs {
 }
 
 impl CopyOpenArgs {
-    /// What these flags set.
+    /// Returns the settings that these flags set.
     #[must_use]
     pub fn overrides(&self) -> Vec<Override> {
         let mut pool = self.pool.clone();
         if pool.config.is_none() {
-            // Nothing is made there; it is where a key file that is not named is looked for.
+            // Nothing is created there: it is only the place of the default key file.
             pool.dir.get_or_insert_with(|| PathBuf::from("."));
         }
         let serve = ServeArgs {
@@ -228,301 +234,304 @@ impl CopyOpenArgs {
     }
 }
 
-/// The pool's scrub.
+/// Commands about the pool's scrub.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ScrubCommand {
-    /// Begin, or go on with the one that was stopped; what runs takes the new pace
+    /// Start a scrub, or continue a stopped one; a running scrub takes the new rate and repetition
     Start {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Bytes a second at most, like 50M; 32M without it
+        /// Maximum bytes a second, like 50M; 32M by default
         #[arg(long, value_name = "SIZE")]
         rate: Option<ByteSize>,
-        /// Again and again: from the beginning of one to that of the next, like 30d
+        /// Repeat the scrub: time from the start of one to the start of the next, like 30d
         #[arg(long, value_name = "DURATION")]
         every: Option<Span>,
     },
-    /// Stop it, and begin no other
+    /// Stop the scrub, and start no other
     Stop {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
     },
-    /// Show how far it is, and what it has found
+    /// Show the progress of the scrub, and its findings
     Status {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
     },
 }
 
-/// Volumes of a pool.
+/// Commands about volumes.
 #[derive(Clone, Debug, Subcommand)]
 pub enum VolumeCommand {
-    /// Make a volume: `volume create db 100G`
+    /// Create a volume: `volume create db 100G`
     Create {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// 1 to 63 characters of A-Z a-z 0-9 . _ -
+        /// Name: 1 to 63 characters of A-Z a-z 0-9 . _ -
         name: String,
-        /// Like 100G; a multiple of 512 bytes, up to 1P
+        /// Size, like 100G: a multiple of 512 bytes, up to 1P
         size: ByteSize,
-        /// What an answered write has survived
+        /// Failures that an acknowledged write survives
         #[arg(long, value_enum, default_value_t = DurabilityArg::Auto)]
         durability: DurabilityArg,
-        /// With a key of its own, which `volume rm --erase` destroys; clones share it
+        /// Give the volume a key of its own, which `volume rm --erase` destroys; clones share it
         #[arg(long)]
         own_key: bool,
-        /// Look for blocks that are stored already, and do not store them again; clones do the same
+        /// Look for blocks that are already stored, and do not store them again; clones inherit this
         #[arg(long)]
         dedup: bool,
     },
-    /// List volumes, removed ones that can be restored included
+    /// List volumes, including removed ones that can be restored
     List {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
     },
     /// Show one volume
     Show {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Its name
+        /// Name of the volume
         name: String,
     },
-    /// Give a volume another size, while it is in use
+    /// Change the size of a volume, even while it is in use
     Resize {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Its name
+        /// Name of the volume
         name: String,
-        /// The new size
+        /// New size
         size: ByteSize,
-        /// Allow it to become smaller; what lies beyond is gone
+        /// Allow a smaller size, if the volume is not attached; data beyond the new end is lost
         #[arg(long)]
         shrink: bool,
     },
-    /// Change what a volume promises, while it is in use; what is not named stays
+    /// Change options of a volume, even while it is in use; options that are not named stay
     #[command(group(clap::ArgGroup::new("change").required(true).multiple(true)))]
     Set {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Its name
+        /// Name of the volume
         name: String,
-        /// What an answered write has survived
+        /// Failures that an acknowledged write survives
         #[arg(long, value_enum, group = "change")]
         durability: Option<DurabilityArg>,
         /// Refuse writes, or accept them again
         #[arg(long, value_name = "true|false", group = "change")]
         read_only: Option<bool>,
-        /// Look for blocks that are stored already, or stop that; what was found stays shared
+        /// Look for blocks that are already stored, or stop looking; blocks that are shared stay shared
         #[arg(long, value_name = "true|false", group = "change")]
         dedup: Option<bool>,
     },
-    /// Remove a volume; it can be restored for the time of deleted_retention
+    /// Remove a volume; it can be restored until deleted_retention has passed
     Rm {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Its name
+        /// Name of the volume
         name: String,
-        /// Beyond recovery, at once
+        /// Remove it at once, beyond recovery
         #[arg(long)]
         now: bool,
-        /// As --now, and destroy its own key: nobody reads what it held any more, wherever copies of that are
+        /// Like --now, and destroy the volume's own key: its data can no longer be read, wherever copies of it are
         #[arg(long, conflicts_with = "now")]
         erase: bool,
     },
     /// Bring a removed volume back
     Restore {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Its name
+        /// Name of the volume
         name: String,
     },
-    /// Give a volume another name; nobody may use it meanwhile
+    /// Rename a volume that is not in use
     Rename {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Its name
+        /// Name of the volume
         name: String,
-        /// The new one
+        /// New name
         new_name: String,
     },
-    /// Make a clone independent of what it was made from, in the background
+    /// Make a clone independent of its origin, in the background
     Promote {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Its name
+        /// Name of the volume
         name: String,
     },
-    /// After a reboot or take-over took writes: say that no client of before goes on
+    /// Confirm that no client from before a loss of writes still runs, and serve remote clients again
+    ///
+    /// After a reboot or a take-over that may have lost writes, a volume refuses clients on other machines
     Accept {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Its name
+        /// Name of the volume
         name: String,
-        /// Where a side file is missing: go back to what the store has, without its writes
+        /// If a side file is missing, go back to the state in the store, without the writes of that file
         #[arg(long)]
         give_up_writes: bool,
     },
 }
 
-/// Snapshots of volumes.
+/// Commands about snapshots.
 #[derive(Clone, Debug, Subcommand)]
 pub enum SnapshotCommand {
-    /// Make a snapshot: `snapshot create db@monday`; of several volumes at the same instant: `db,wal@monday`
+    /// Create a snapshot: `snapshot create db@monday`, or of several volumes at the same instant: `db,wal@monday`
     Create {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// VOLUME@NAME, or VOLUME,VOLUME@NAME
+        /// Name of the snapshot: VOLUME@NAME, or VOLUME,VOLUME@NAME
         snapshot: String,
     },
     /// List snapshots, oldest first
     List {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Only those of this volume
+        /// List only the snapshots of this volume
         volume: Option<String>,
-        /// With the space that each of them alone holds: what comes back if it is removed
+        /// Show the space that each snapshot alone holds, which returns when it is removed
         #[arg(long)]
         space: bool,
     },
-    /// Show what has changed from one snapshot to a later one: bytes, sorted, for backup programs
+    /// List the byte ranges that changed from one snapshot to a later one, sorted, for backup programs
     Diff {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// VOLUME@NAME
+        /// Earlier snapshot: VOLUME@NAME
         older: String,
-        /// VOLUME@NAME, a later one of the same volume
+        /// Later snapshot of the same volume: VOLUME@NAME
         newer: String,
     },
-    /// Make snapshots of a volume by schedule, or show what its schedule does next: which snapshots stay, and which go
+    /// Create snapshots of a volume by schedule, or show which snapshots its schedule keeps and removes next
     Schedule {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// The volume
+        /// Name of the volume
         volume: String,
-        /// When, in UTC, as cron has it: "0 * * * *", @hourly, @daily; without it nothing changes
+        /// Times in UTC as a cron expression: "0 * * * *", @hourly, @daily; without it, the schedule is only shown
         cron: Option<String>,
-        /// Keep the newest snapshot of so many hours; 24 where no number is given, as 7 days, 4 weeks, 12 months
+        /// Keep the newest snapshot of each of the last COUNT hours that have any; without any count: 24 hours, 7 days,
+        /// 4 weeks and 12 months
         #[arg(long, value_name = "COUNT", requires = "cron")]
         hourly: Option<u32>,
-        /// Of so many days
+        /// Keep the newest snapshot of each of the last COUNT days that have any
         #[arg(long, value_name = "COUNT", requires = "cron")]
         daily: Option<u32>,
-        /// Of so many weeks
+        /// Keep the newest snapshot of each of the last COUNT weeks that have any
         #[arg(long, value_name = "COUNT", requires = "cron")]
         weekly: Option<u32>,
-        /// Of so many months
+        /// Keep the newest snapshot of each of the last COUNT months that have any
         #[arg(long, value_name = "COUNT", requires = "cron")]
         monthly: Option<u32>,
         /// End the schedule; its snapshots stay
         #[arg(long, conflicts_with = "cron")]
         off: bool,
     },
-    /// Make a volume show what a snapshot of it shows; nobody may use it meanwhile, and all snapshots stay
+    /// Set a volume that is not in use back to one of its snapshots; all snapshots stay
     Rollback {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// VOLUME@NAME
+        /// Name of the snapshot: VOLUME@NAME
         snapshot: String,
     },
-    /// Remove a snapshot; no client may have it open, and no clone depend on it
+    /// Remove a snapshot that no client has open and no clone depends on
     Rm {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// VOLUME@NAME
+        /// Name of the snapshot: VOLUME@NAME
         snapshot: String,
     },
 }
 
-/// How a volume is attached.
+/// Options of `attach`.
 #[derive(Clone, Debug, Args)]
 pub struct AttachArgs {
-    /// Which pool.
+    /// The pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// A volume, or POOL/VOLUME; `list` shows what is attached; with --cleanup, a device; with --nbd also
-    /// a URI of an export elsewhere, whose device this command then serves until it is stopped
+    /// Name of a volume, or POOL/VOLUME; `list` shows all devices; with --cleanup, a device; with --nbd also the URI of an
+    /// export elsewhere, whose device this command then serves until it is stopped
     #[arg(required_unless_present = "cleanup")]
     pub target: Option<String>,
-    /// Hardware queues, each with a thread; by default as many as processors, at most 4, fewer where many devices share
-    /// the memory
+    /// Hardware queues, each with a thread; by default one per processor, at most 4, and fewer if many devices share the
+    /// memory
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "nbd")]
     pub queues: Option<u16>,
-    /// Requests in flight of a queue
+    /// Requests in flight per queue
     #[arg(long, value_name = "COUNT", default_value_t = 64, conflicts_with = "nbd")]
     pub depth: u16,
     /// Logical block of the device, 512 or 4096 bytes (with --nbd also 1024 and 2048); 4096 by default
     #[arg(long, value_name = "BYTES")]
     pub logical_block: Option<u32>,
-    /// By the kernel's nbd driver, where it has no ublk
+    /// Use the kernel's nbd driver, for kernels without ublk
     #[arg(long)]
     pub nbd: bool,
-    /// Connections to the nbd driver, 1 to 16
+    /// Connections between kernel and daemon, 1 to 16
     #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "nbd")]
     pub connections: u16,
-    /// Requests to an nbd device fail when no daemon has served it for so long
+    /// Time without a daemon after which requests to an nbd device fail
     #[arg(long, value_name = "DURATION", default_value = "1d", requires = "nbd")]
     pub dead_timeout: Span,
-    /// NBD clients may write to the volume as well
+    /// Let NBD clients open the volume and write to it as well
     #[arg(long)]
     pub shared: bool,
-    /// With a URI: keep the process, which serves the device, in memory; for machines that swap
+    /// With a URI, lock the process that serves the device in memory, for machines that swap
     #[arg(long, requires = "nbd")]
     pub lock_memory: bool,
-    /// While no daemon runs: remove the devices that the last one left, or the one that is named
+    /// Remove the devices that the last daemon left, or only the named one; no daemon may be running
     #[arg(long)]
     pub cleanup: bool,
 }
 
-/// How a volume is detached.
+/// Options of `detach`.
 #[derive(Clone, Debug, Args)]
 pub struct DetachArgs {
-    /// Which pool.
+    /// The pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// The volume, POOL/VOLUME, or its device; or the URI that was attached
+    /// Name of the volume, POOL/VOLUME, its device, or the attached URI
     pub target: String,
-    /// Also while something uses it, which gets errors then
+    /// Detach the device even while it is in use; its users get errors
     #[arg(long)]
     pub force: bool,
 }
 
-/// A pool as a whole, while no daemon has it.
+/// Commands about a whole pool, while no daemon has it open.
 #[derive(Clone, Debug, Subcommand)]
 pub enum PoolCommand {
-    /// Remove a pool: nothing opens it any more; it can be restored until it is purged
+    /// Remove a pool, so that nothing can open it; it can be restored until it is purged
     Rm {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
     },
     /// Bring a removed pool back
     Restore {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
     },
     /// Delete a removed pool from the store, beyond recovery, once deleted_retention has passed
     Purge {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
         /// Do not wait for deleted_retention
@@ -531,16 +540,16 @@ pub enum PoolCommand {
     },
 }
 
-/// The words of [`Durability`].
+/// The values of [`Durability`] on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DurabilityArg {
-    /// For each connection: write when its client is on another machine, else flush
+    /// For each connection, write if its client is on another machine, otherwise flush
     Auto,
-    /// A crash of the daemon; a flush also a loss of power
+    /// A crash of the daemon; after a flush, also a loss of power
     Flush,
-    /// Every write also a loss of power
+    /// A crash of the daemon and a loss of power
     Write,
-    /// As flush, and a flush waits for the store
+    /// Like flush, but a flush also waits until the store has the data
     Store,
 }
 
@@ -555,55 +564,56 @@ impl From<DurabilityArg> for Durability {
     }
 }
 
-/// Keys of a pool.
+/// Commands about keys.
 #[derive(Clone, Debug, Subcommand)]
 pub enum KeyCommand {
-    /// Print a recovery key, which opens the pool when the key is lost. It is shown this once
+    /// Print a recovery key, which opens the pool if the key is lost; it is shown only once
     Backup {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// Earlier recovery keys stop working
+        /// Make this the only recovery key; earlier ones stop working
         #[arg(long)]
         replace: bool,
     },
-    /// Replace what opens the pool; the data is not touched. Without a --new flag the key file is
-    /// replaced in place
+    /// Replace the key, or the way to open the pool; the data is not touched
+    ///
+    /// Without a --new flag, the key file is replaced in place
     Rotate {
-        /// Which pool.
+        /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
-        /// What opens it from now on.
+        /// The new key.
         #[command(flatten)]
         new: NewKeyArgs,
     },
 }
 
-/// What opens the pool after a rotation.
+/// The way to open the pool after a rotation.
 #[derive(Clone, Debug, Default, Args)]
 #[group(multiple = false)]
 pub struct NewKeyArgs {
-    /// A key file, made where it is missing
+    /// New key file, made if it is missing
     #[arg(long, value_name = "PATH")]
     pub new_key_file: Option<PathBuf>,
-    /// The first line of a file
+    /// File whose first line is the new passphrase
     #[arg(long, value_name = "PATH")]
     pub new_passphrase_file: Option<PathBuf>,
-    /// An environment variable
+    /// Environment variable that holds the new passphrase
     #[arg(long, value_name = "NAME")]
     pub new_passphrase_env: Option<String>,
-    /// An open file descriptor
+    /// Open file descriptor from which the new passphrase is read
     #[arg(long, value_name = "NUMBER")]
     pub new_passphrase_fd: Option<u32>,
-    /// The first line of output of a program with its arguments
+    /// Program, with its arguments, whose first line of output is the new secret
     #[arg(long, value_name = "PROGRAM", num_args = 1.., allow_hyphen_values = true)]
     pub new_command: Option<Vec<String>>,
 }
 
-/// Configuration.
+/// Commands about the configuration.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Print the effective configuration and where each value comes from
+    /// Print the effective configuration and the source of each value
     Show(Box<ServeArgs>),
     /// Print a commented spindle.toml
     Example,
@@ -612,7 +622,7 @@ pub enum ConfigCommand {
 /// Options of the demonstration.
 #[derive(Clone, Debug, Args)]
 pub struct DemoArgs {
-    /// Directory of the pool; one is made below the temporary directory by default
+    /// Directory of the pool; by default a new one below the temporary directory
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// End after the measurements instead of serving
@@ -620,7 +630,7 @@ pub struct DemoArgs {
     pub exit: bool,
 }
 
-/// Which pool, and what opens it.
+/// The pool, and its key.
 #[derive(Clone, Debug, Default, Args)]
 pub struct PoolArgs {
     /// Directory of the pool: log, cache, identity
@@ -629,15 +639,15 @@ pub struct PoolArgs {
     /// Configuration file
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// s3://bucket/prefix, gs://…, az://…, file:///path, or a directory; DIR/store by default
+    /// Store: s3://bucket/prefix, gs://…, az://…, file:///path, or a directory; DIR/store by default
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
-    /// What opens it.
+    /// The key.
     #[command(flatten)]
     pub key: KeyArgs,
 }
 
-/// What opens the pool.
+/// The way to open the pool.
 #[derive(Clone, Debug, Default, Args)]
 #[group(multiple = false)]
 pub struct KeyArgs {
@@ -650,10 +660,10 @@ pub struct KeyArgs {
     /// Environment variable that holds the passphrase
     #[arg(long, value_name = "NAME")]
     pub passphrase_env: Option<String>,
-    /// Open file descriptor that gives the passphrase
+    /// Open file descriptor from which the passphrase is read
     #[arg(long, value_name = "NUMBER")]
     pub passphrase_fd: Option<u32>,
-    /// File with a key that `key backup` printed
+    /// File with a recovery key that `key backup` printed
     #[arg(long, value_name = "PATH")]
     pub recovery_key_file: Option<PathBuf>,
 }
@@ -661,19 +671,19 @@ pub struct KeyArgs {
 /// Options of the daemon.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ServeArgs {
-    /// Which pool.
+    /// The pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// Address of the NBD server, HOST:PORT; port 0 picks a free one. May be repeated
+    /// Address of the NBD server, HOST:PORT; port 0 picks a free one; may be repeated
     #[arg(long, value_name = "ADDR")]
     pub nbd: Vec<String>,
     /// Unix socket of the NBD server
     #[arg(long, value_name = "PATH")]
     pub nbd_unix: Option<PathBuf>,
-    /// Make this volume when it is missing, and export it. May be repeated
+    /// Create this volume if it is missing, and export it; may be repeated
     #[arg(long, value_name = "NAME=SIZE", value_parser = parse_volume)]
     pub volume: Vec<(String, ByteSize)>,
-    /// Take the pool from the node that has it open: that node's clients get errors
+    /// Take the pool from the node that has it open; clients of that node get errors
     #[arg(long)]
     pub take_over: bool,
     /// Serve other machines without TLS
@@ -688,7 +698,7 @@ pub struct ServeArgs {
     /// Size of a new write log
     #[arg(long, value_name = "SIZE")]
     pub log_size: Option<ByteSize>,
-    /// How log files are written: auto, buffered, direct
+    /// Method of writing log files: auto, buffered, direct
     #[arg(long, value_name = "MODE")]
     pub log_io: Option<String>,
     /// Directory of the read cache; DIR/cache by default
@@ -697,7 +707,7 @@ pub struct ServeArgs {
     /// Size of the read cache, 0 for none
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<ByteSize>,
-    /// Oldest age of data that only this machine has, like 30s
+    /// Maximum age of data that only this machine has, like 30s
     #[arg(long, value_name = "DURATION")]
     pub max_age: Option<String>,
 }
@@ -714,7 +724,7 @@ fn path_value(path: &std::path::Path) -> Value {
 }
 
 impl PoolArgs {
-    /// What these flags set.
+    /// Returns the settings that these flags set.
     #[must_use]
     pub fn overrides(&self) -> Vec<Override> {
         let mut set = Overrides::default();
@@ -737,13 +747,13 @@ impl PoolArgs {
 }
 
 impl ServeArgs {
-    /// The configuration file, if one is named.
+    /// Returns the path of the configuration file, if one is given.
     #[must_use]
     pub fn config_path(&self) -> Option<PathBuf> {
         self.pool.config.clone()
     }
 
-    /// What these flags set.
+    /// Returns the settings that these flags set.
     #[must_use]
     pub fn overrides(&self) -> Vec<Override> {
         let mut set = Overrides(self.pool.overrides());
@@ -774,7 +784,7 @@ impl ServeArgs {
     }
 }
 
-/// Collects what flags set.
+/// Collects the settings of flags.
 #[derive(Default)]
 struct Overrides(Vec<Override>);
 
@@ -795,7 +805,7 @@ impl Overrides {
         self.value(key, flag, value.map(|size| Value::String(size.to_string())));
     }
 
-    /// A flag that names a secret's place also chooses the source.
+    /// Sets `keys.source` if the flag is given: a flag that names the place of a secret also selects the source.
     fn source<T>(&mut self, given: &Option<T>, source: &str, flag: &'static str) {
         self.text("keys.source", flag, given.as_ref().map(|_| source));
     }
