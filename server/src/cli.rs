@@ -5,7 +5,7 @@
 //!   say what to do.
 //! - Exit codes: 0 done, 1 failed, 2 the command line or the configuration is wrong, 3 a second
 //!   signal ended the daemon before its stop was done, 4 the server ended the attachment of a
-//!   client.
+//!   client, 5 the disk of the write log failed.
 //! - A command about a pool asks the daemon that runs on its directory; only if none runs, it opens
 //!   the pool itself.
 //! - No secret is taken from an argument.
