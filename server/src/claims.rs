@@ -471,7 +471,8 @@ impl Claims {
             let what = format!("attach volume {name}: it is attached already");
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        let allowed = match users.connections.len() {
+        let is_open = |gate: &&Arc<Gate>| !gate.is_closed_and_drained();
+        let allowed = match users.connections.iter().filter(is_open).count() {
             0 => Ok(()),
             _ if is_shared => Ok(()),
             count => Err(Error::new(

@@ -112,6 +112,11 @@ impl Gate {
         self.changed.notify_waiters();
     }
 
+    /// Whether no request of the connection runs, and none will. Its session is about to end.
+    pub(super) fn is_closed_and_drained(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst) && self.running_count.load(Ordering::SeqCst) == 0
+    }
+
     /// Resolves when the gate is closed.
     pub(crate) async fn closed(&self) {
         self.until(|| self.is_closed.load(Ordering::SeqCst)).await;
