@@ -49,6 +49,9 @@ const OFFER_TIME_MAX: Duration = Duration::from_secs(2);
 /// Longest time that an erasure of a volume waits for copies. Chosen by hand.
 const KEYS_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Pause before the list of copies is read again; it doubles up to the maximum.
+const LIST_PAUSE: Duration = Duration::from_secs(1);
+const LIST_PAUSE_MAX: Duration = Duration::from_secs(60);
 /// Subject of the condition that the list of copies cannot be read.
 const LIST: &str = "the list of copies";
 
@@ -179,12 +182,25 @@ pub(crate) fn show_erased_keys(conditions: &Conditions, url: &str, has_keys: boo
 
 /// Raises the condition that the list of copies cannot be read.
 pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
-    let report = Report::new(
-        format!("the list of the pool's copies cannot be read: {}", error.chain()),
-        "no copy is brought up to date until the next start",
-        "bring the object below copies/ that it names back from a version of the bucket, and restart spindle",
-    );
+    let what = format!("the list of the pool's copies cannot be read: {}", error.chain());
+    let report = match is_for_good(error) {
+        true => Report::new(
+            what,
+            "no copy is brought up to date until the next start",
+            "bring the object below copies/ that it names back from a version of the bucket, and restart spindle",
+        ),
+        false => Report::new(
+            what,
+            "no copy is brought up to date until it can be read",
+            "check the store; the list is read again every minute at the latest",
+        ),
+    };
     conditions.raise(ConditionKind::CopyFailing, LIST, report);
+}
+
+/// Whether a list that could not be read will not become readable without a person.
+fn is_for_good(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unsupported)
 }
 
 /// The parts of the pool that jobs need.
@@ -210,12 +226,14 @@ struct Source {
 /// The copies of an open pool, with their jobs if a daemon serves it.
 pub struct Copies {
     source: Source,
-    jobs: tokio::sync::Mutex<Vec<Job>>,
+    jobs: Arc<tokio::sync::Mutex<Vec<Job>>>,
     /// Serialises the addition and removal of copies.
     changes: tokio::sync::Mutex<()>,
     is_serving: bool,
-    /// The list could not be read when the daemon started: nothing is copied.
-    failure: Option<Error>,
+    /// The list could not be read yet: nothing is copied.
+    failure: Arc<Mutex<Option<Error>>>,
+    /// The job that reads the list again.
+    reading: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Copies {
@@ -239,33 +257,66 @@ impl Copies {
             list_turn: Arc::default(),
             mend_sources: Arc::default(),
         };
-        let (jobs, changes) = (tokio::sync::Mutex::default(), tokio::sync::Mutex::default());
-        Copies { source, jobs, changes, is_serving: false, failure: None }
+        Copies {
+            source,
+            jobs: Arc::default(),
+            changes: tokio::sync::Mutex::default(),
+            is_serving: false,
+            failure: Arc::default(),
+            reading: Mutex::default(),
+        }
     }
 
     /// Starts a job for each copy of the list. Volumes are served even if the list cannot be read.
     pub(crate) async fn start(mut self) -> Copies {
         self.is_serving = true;
         match self.specs().await {
-            Ok(specs) => {
-                // A reader may need a copy before its job has looked at it.
-                let offers = specs.iter().map(|spec| self.source.offer_existing(spec));
-                let offers = futures::future::join_all(offers);
-                // The others are offered when they answer.
-                let _ = tokio::time::timeout(OFFER_TIME_MAX, offers).await;
-                let jobs = specs.into_iter().map(|spec| self.source.job(spec)).collect();
-                *self.jobs.get_mut() = jobs;
-            }
+            Ok(specs) => *self.jobs.lock().await = self.source.start_jobs(specs).await,
             Err(error) => {
                 self.source.show_unreadable(&error);
-                self.failure = Some(error);
+                let is_for_good = is_for_good(&error);
+                *self.failure.lock() = Some(error);
+                if !is_for_good {
+                    self.read_later();
+                }
             }
         }
         self
     }
 
+    /// Reads the list until that succeeds, and then starts the jobs.
+    fn read_later(&self) {
+        let (source, jobs) = (self.source.clone(), self.jobs.clone());
+        let failure = self.failure.clone();
+        let reading = async move {
+            let mut pause = LIST_PAUSE;
+            loop {
+                tokio::time::sleep(pause).await;
+                match list::read(&source.store, &source.key, source.id).await {
+                    Ok(specs) => {
+                        let started = source.start_jobs(specs).await;
+                        jobs.lock().await.extend(started);
+                        *failure.lock() = None;
+                        source.pool.tier().conditions().clear(ConditionKind::CopyFailing, LIST);
+                        return;
+                    }
+                    Err(error) => {
+                        source.show_unreadable(&error);
+                        *failure.lock() = Some(error);
+                    }
+                }
+                pause = (pause * 2).min(LIST_PAUSE_MAX);
+            }
+        };
+        let pool = &self.source.pool;
+        let job = block::Job::new("list of copies", "no copy is brought up to date");
+        let need = crate::jobs::Need::Useful;
+        let task = pool.supervisor().spawn_on(pool.tier().background(), need, job, reading);
+        *self.reading.lock() = Some(task);
+    }
+
     async fn specs(&self) -> Result<Vec<CopySpec>> {
-        if let Some(error) = &self.failure {
+        if let Some(error) = &*self.failure.lock() {
             return Err(error.clone());
         }
         let Source { store, key, id, .. } = &self.source;
@@ -391,7 +442,7 @@ impl Copies {
     /// # Errors
     /// Those of reading the list, if no daemon runs.
     pub async fn status(&self) -> Result<Vec<CopyStatus>> {
-        if !self.is_serving || self.failure.is_some() {
+        if !self.is_serving || self.failure.lock().is_some() {
             let none = |spec| CopyStatus::unserved(spec, self.source.pool.keys_destroyed_in() > 0);
             let specs = self.specs().await;
             let specs = specs.inspect_err(|error| self.source.show_unreadable(error))?;
@@ -466,6 +517,11 @@ impl Copies {
 
     /// Ends the jobs.
     pub(crate) async fn stop(&self) {
+        let reading = self.reading.lock().take();
+        if let Some(reading) = reading {
+            reading.abort();
+            let _ = reading.await; // it starts no job from here on
+        }
         let jobs = std::mem::take(&mut *self.jobs.lock().await);
         for job in &jobs {
             job.stop.send_replace(true);
@@ -634,6 +690,14 @@ impl Source {
         if let Ok(target) = Target::existing(&spec.url, spec.env_prefix.as_deref()).await {
             self.offer(&spec.url, &target);
         }
+    }
+
+    async fn start_jobs(&self, specs: Vec<CopySpec>) -> Vec<Job> {
+        // A reader may need a copy before its job has looked at it.
+        let offers = specs.iter().map(|spec| self.offer_existing(spec));
+        // The others are offered when they answer.
+        let _ = tokio::time::timeout(OFFER_TIME_MAX, futures::future::join_all(offers)).await;
+        specs.into_iter().map(|spec| self.job(spec)).collect()
     }
 
     fn job(&self, spec: CopySpec) -> Job {
