@@ -186,7 +186,7 @@ const WORK_TIME_MAX: Duration = Duration::from_secs(150);
 
 #[test]
 fn lasting_faults_are_shown_and_everything_goes_on_once_the_store_is_healed() {
-    let count = number_of("SPINDLE_TEST_LASTING_FAULTS", 4);
+    let count = number_of("SPINDLE_TEST_LASTING_FAULTS", 2);
     for seed in seeds(1) {
         println!("SEED={seed}");
         let mut random = Random::new(seed, 22);
