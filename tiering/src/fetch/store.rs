@@ -246,11 +246,14 @@ impl StoreReader {
         let is_due = self.outage.status().is_some_and(|failure| failure.age >= AGAIN_PAUSE);
         let info = (*self.waited_for.lock()).filter(|_| is_due);
         let Some(info) = info else { return };
-        match self.attempt(&info, 0..1).await {
-            Ok(bytes) => drop(self.accept(&info, bytes)),
-            // The store has answered.
-            Err(object_store::Error::NotFound { .. }) => self.outage.clear(),
-            Err(error) => self.outage.note(&error),
+        let begun = Instant::now();
+        let error = match self.attempt(&info, 0..1).await {
+            Ok(bytes) => return drop(self.accept(&info, bytes)),
+            Err(error) => error,
+        };
+        // The object may fail alone, or be unreferenced by now. Other objects decide.
+        if let Ok(Verdict::Missing) = self.judge(&info, &error, begun, false).await {
+            self.outage.clear();
         }
     }
 
@@ -388,7 +391,7 @@ impl StoreReader {
     async fn are_others_read(&self, info: &SegmentInfo, peers: &dyn Peers) -> Option<bool> {
         let probe = async {
             let mut suspects = self.suspects.lock().ids();
-            let mut is_any_unread = false;
+            let mut unread = Vec::new();
             for _ in 0..WITNESS_COUNT {
                 let Some((path, other)) = peers.another(info, &suspects).await else { break };
                 self.request_count.fetch_add(1, Ordering::Relaxed);
@@ -397,18 +400,26 @@ impl StoreReader {
                         if let Some(other) = other.filter(|other| suspects.contains(&other.id)) {
                             self.clear(&other);
                         }
+                        // The store answers, so these fail on their own: later probes avoid them.
+                        let mut list = self.suspects.lock();
+                        for other in &unread {
+                            let _ = list.begin_round(other, Instant::now());
+                        }
                         return Some(true);
                     }
-                    (Err(error), Some(other)) if !is_of_the_store(&error) => {
-                        is_any_unread |= !matches!(error, object_store::Error::NotFound { .. });
+                    (Err(object_store::Error::NotFound { .. }), Some(other)) => {
                         // The next probe asks a different object.
                         let _ = self.suspects.lock().begin_round(&other, Instant::now());
                         suspects.insert(other.id);
                     }
+                    (Err(error), Some(other)) if !is_of_the_store(&error) => {
+                        suspects.insert(other.id);
+                        unread.push(other);
+                    }
                     (Err(_), _) => return Some(false),
                 }
             }
-            is_any_unread.then_some(false)
+            (!unread.is_empty()).then_some(false)
         };
         tokio::time::timeout(PROBE_TIMEOUT, probe).await.unwrap_or(Some(false))
     }
