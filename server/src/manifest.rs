@@ -351,8 +351,10 @@ async fn read_known(chain: &Chain, key: &PoolKey, node: &NodeDir) -> Result<Opti
             return Ok(newest);
         }
         if !chain.pause_before_retry(attempt).await {
+            // A number that is listed says nothing: it may be another pool's.
             let number = node.file.lock().manifest;
-            return match number > 0 && chain.read(number).await?.is_some() {
+            let is_listed = newest.as_ref().map_or(0, |newest| newest.number) >= number;
+            return match !is_listed && chain.read(number).await?.is_some() {
                 true => Err(chain.unlisted(number)),
                 false => Ok(newest),
             };
@@ -685,7 +687,7 @@ impl NodeDir {
             match write_durably(&path, text.as_bytes(), 0o600) {
                 // A pool whose log's disk is full must open, so that the log drains. A crash may leave a mixture here, and then
                 // the other file counts.
-                Err(error) if is_full(&error) => {
+                Err(error) if tiering::is_store_full(&error) => {
                     write_over(&path, text.as_bytes()).map_err(|_| error)?;
                 }
                 written => written?,
@@ -722,13 +724,6 @@ fn read_node_file(dir: &Path) -> Result<Option<NodeFile>> {
         (_, Some(damage)) => Err(damage),
         (other, None) => other,
     }
-}
-
-fn is_full(error: &Error) -> bool {
-    let cause = std::error::Error::source(error);
-    cause
-        .and_then(|cause| cause.downcast_ref::<std::io::Error>())
-        .is_some_and(|cause| cause.kind() == std::io::ErrorKind::StorageFull)
 }
 
 /// Writes over an existing file, which takes no space on most file systems.
