@@ -231,10 +231,11 @@ impl Conditions {
                 entry.report = report;
                 return false;
             }
-            if state.count_of(kind) >= KIND_MAX {
+            let has_room = state.count_of(kind) < KIND_MAX;
+            if !has_room {
                 let excluded_count = state.excluded_counts.entry(kind).or_default();
                 *excluded_count += 1;
-                // The condition was not stored, so each attempt to raise it looks like the first.
+                // It is raised again and again, because nothing knows that it was raised before.
                 if !excluded_count.is_power_of_two() {
                     return false;
                 }
@@ -242,7 +243,7 @@ impl Conditions {
             *state.raised_counts.entry(kind).or_default() += 1;
             let entry = Entry { report, since: SystemTime::now(), began: Instant::now() };
             let raised = condition(&key, &entry, entry.began);
-            if state.count_of(kind) < KIND_MAX {
+            if has_room {
                 state.entries.insert(key, entry);
             }
             raised

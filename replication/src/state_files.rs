@@ -118,7 +118,12 @@ impl StateKeeper for StateFiles {
         let all = self.each(|place| {
             let replaced = match replace(&place.path, &bytes) {
                 // A log must open on a full disk, so that it can drain.
-                Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+                    ) =>
+                {
                     write_in_place(&place.path, &bytes).map_err(|_| error)?
                 }
                 replaced => replaced?,

@@ -192,7 +192,7 @@ pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
         false => Report::new(
             what,
             "no copy is brought up to date until it can be read",
-            "check the store; the list is read again every minute at the latest",
+            "check the store; the daemon reads the list again every minute at the latest",
         ),
     };
     conditions.raise(ConditionKind::CopyFailing, LIST, report);
