@@ -520,7 +520,15 @@ impl Clones {
 #[test]
 pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
     let (mut ambiguous_count, mut seed_count, mut cloned_count) = (0, 0, 0);
-    for seed in seeds(4) {
+    // Requests of the database's own tasks count, too, so the number of clones depends on timing. More
+    // seeds follow until enough were made, unless the seeds were chosen by the caller.
+    let wanted = seeds(4);
+    let further = seeds(12).into_iter().filter(|seed| !wanted.contains(seed));
+    let enough = 2 * u32::try_from(wanted.len()).unwrap();
+    for seed in wanted.iter().copied().chain(further) {
+        if seed_count >= wanted.len() && cloned_count > enough && ambiguous_count > 3 {
+            break;
+        }
         println!("SEED={seed}");
         let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let mut clones = Clones::new(seed);
@@ -572,7 +580,7 @@ pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
         // A single seed may make few clones.
         (seed_count, cloned_count) = (seed_count + 1, cloned_count + clones.next_volume - first);
     }
-    assert!(cloned_count > 2 * seed_count, "hardly anything was cloned: {cloned_count}");
+    assert!(cloned_count > enough, "hardly anything was cloned: {cloned_count}");
     assert!(ambiguous_count > 3, "no life ended while anything was under way");
 }
 
