@@ -6,12 +6,12 @@ use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
 use bytes::Bytes;
 use criterion::{Criterion, Throughput};
-use replication::{EntryKind, Log, LogIdentity, LogOptions, NewEntry, Wait};
 use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
+use wal::{EntryKind, Log, LogIdentity, LogOptions, NewEntry, Wait};
 
 const VOLUME: VolumeId = VolumeId(1);
 const EXTENT_COUNT: u64 = 16_384;

@@ -38,7 +38,7 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 /// Default log filter of a daemon. Libraries log only unusual events.
-const FILTER_DAEMON: &str = "warn,server=info,nbd=info,ublk=info,replication=info,tiering=info";
+const FILTER_DAEMON: &str = "warn,server=info,nbd=info,ublk=info,wal=info,tiering=info";
 /// Threads for files. Chosen by hand: enough for a queue of 32 reads of a cold cache, and some
 /// more.
 const BLOCKING_THREAD_COUNT_MAX: usize = 40;
@@ -139,7 +139,7 @@ fn fail(cli: &Cli, failure: &Failure) -> ExitCode {
         {
             (error, 4)
         }
-        Failure::Failed(error) if replication::is_log_failure(error) && is_daemon(&cli.command) => {
+        Failure::Failed(error) if wal::is_log_failure(error) && is_daemon(&cli.command) => {
             (error, EXIT_LOG_FAILED)
         }
         Failure::Failed(error) => (error, 1),

@@ -118,7 +118,7 @@ pub(crate) fn show_recovery_key(conditions: &Conditions, is_made: bool) {
 
 /// Sets or clears the conditions that follow from the recovery of a log that was just opened. They last until the next
 /// opening.
-pub(crate) fn show_recovery(conditions: &Conditions, recovery: &replication::Recovery) {
+pub(crate) fn show_recovery(conditions: &Conditions, recovery: &wal::Recovery) {
     let report = (!recovery.is_tail_proven).then(|| {
         let reason = recovery.lost_reason.as_deref().unwrap_or("it is not known why");
         Report::new(

@@ -32,9 +32,6 @@ use block::units::BLOCK_BYTES;
 use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use futures::TryStreamExt;
-use replication::{
-    Generation, Log, ObsoleteSides, Piece, SideChange, SideFileId, Source, is_unreadable,
-};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,6 +39,7 @@ use tiering::{
     AsideFile, DestageError, ExtentContent, LogSource, ReclaimOptions, Window, WindowExtent,
 };
 use tokio::sync::watch;
+use wal::{Generation, Log, ObsoleteSides, Piece, SideChange, SideFileId, Source, is_unreadable};
 
 /// Longest pause before volumes that are aside are tried again. Chosen by hand: each attempt
 /// repeats the reads that failed before.

@@ -1,5 +1,5 @@
 //! Bugs planted in the daemon on purpose, so that the crash tester can show that it notices them.
-//! The write log has its own (package `replication`).
+//! The write log has its own (package `wal`).
 //!
 //! Invariants:
 //! - Without the feature `planted` every switch is off, and the binary contains none of their

@@ -30,13 +30,13 @@ use crate::volume::{Volume, check_size};
 use crate::volume_keys::VolumeKeyRing;
 use block::{Epoch, Error, ErrorKind, Job, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
-use replication::{Log, MissingSide, TailLoss};
 use snapshots::Snapshots;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tiering::Tier;
 use tokio::sync::watch;
+use wal::{Log, MissingSide, TailLoss};
 
 /// Longest time that closing waits for a background job. Chosen by hand: a job ends between two steps at once, unless
 /// the store does not answer.
@@ -652,13 +652,13 @@ impl Pool {
 
     /// The state of the write log.
     #[must_use]
-    pub fn log_status(&self) -> replication::LogStatus {
+    pub fn log_status(&self) -> wal::LogStatus {
         self.shared.log.status()
     }
 
     /// Progress of the creation of the write log's ring.
     #[must_use]
-    pub fn ring_space(&self) -> replication::RingSpace {
+    pub fn ring_space(&self) -> wal::RingSpace {
         self.shared.log.ring_space()
     }
 

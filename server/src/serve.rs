@@ -67,7 +67,7 @@ pub struct OpenPool {
     pub(crate) config: Config,
     /// Lasting conditions of every part of the process.
     pub(crate) conditions: block::Conditions,
-    pub(crate) recovery: replication::Recovery,
+    pub(crate) recovery: wal::Recovery,
     /// The reason why answered writes may be gone, if they may.
     pub(crate) step_back: Option<StepBack>,
     pub(crate) node: NodeDir,
@@ -244,7 +244,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         lost => lost,
     };
     let has_devices = lost.is_none() && attachments.has_users();
-    if lost.as_ref().is_some_and(replication::is_log_failure) {
+    if lost.as_ref().is_some_and(wal::is_log_failure) {
         // The pool still belongs to this directory, and the next daemon finds out whether data was lost. Devices wait
         // for it.
         let begun = Instant::now();
@@ -256,7 +256,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     server.stop(STOP_GRACE);
     match &lost {
         None => attachments.leave().await,
-        Some(error) if replication::is_log_failure(error) => {}
+        Some(error) if wal::is_log_failure(error) => {}
         Some(_) => attachments.abandon().await,
     }
     scrub.stop(lost.is_some()).await;
@@ -281,7 +281,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     if let Err(error) = open.pool.close().await {
         tracing::debug!(error = %error.chain(), "a pool that was lost did not close in order");
     }
-    if replication::is_log_failure(&lost) {
+    if wal::is_log_failure(&lost) {
         return Err(lost.context(format!(
             "the disk of {} is to be looked at (space, cables, the kernel's log); then start spindle again, which finds \
              out whether anything that was answered is gone, and tells which volumes it concerns",

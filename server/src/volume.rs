@@ -23,10 +23,10 @@ use block::{
 };
 use bytes::{Bytes, BytesMut};
 use parking_lot::RwLock as SyncRwLock;
-use replication::{EntryKind, NewEntry, Source, Wait};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
+use wal::{EntryKind, NewEntry, Source, Wait};
 
 /// Most payload bytes of one log entry: larger requests become several entries. Chosen by hand: an entry is sealed and
 /// read back as a whole, and a read of 4 KiB of one that has left memory should not cost much more than those 4 KiB.

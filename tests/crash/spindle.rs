@@ -239,7 +239,7 @@ fn every_fail_point_of_the_source_is_armed_by_a_test() {
 
 /// Bugs that the source can be told to have and that `kill -9` shows, with the number of rounds
 /// within which each must be found. Bugs that only a loss of power shows are found elsewhere. The
-/// simulation of package `replication` finds a torn or stale batch that is accepted, an answer
+/// simulation of package `wal` finds a torn or stale batch that is accepted, an answer
 /// between submission and completion, and an ignored flush; the test of power cuts
 /// (tests/e2e/power.rs) also finds the last.
 const PLANTED: &[(&str, u64)] =

@@ -472,7 +472,7 @@ pub fn planted_bugs_of_the_source() -> std::collections::BTreeSet<String> {
 fn quoted_after(before: &str) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace");
     let mut names = Vec::new();
-    let mut todo: Vec<PathBuf> = ["server/src", "tiering/src", "replication/src", "ublk/src"]
+    let mut todo: Vec<PathBuf> = ["server/src", "tiering/src", "replication/log/src", "ublk/src"]
         .map(|dir| root.join(dir))
         .into();
     while let Some(path) = todo.pop() {

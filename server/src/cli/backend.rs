@@ -162,7 +162,7 @@ impl AdminHandler for Offline {
 pub(super) fn formats() -> Vec<(&'static str, u32)> {
     let document = crate::chain::Format::CURRENT.version;
     vec![
-        ("write log", replication::LOG_FORMAT_VERSION.into()),
+        ("write log", wal::LOG_FORMAT_VERSION.into()),
         ("segment", tiering::segment::format::VERSION.into()),
         ("map", tiering::map::keys::FORMAT_VERSION.into()),
         ("read cache", tiering::cache::format::VERSION.into()),

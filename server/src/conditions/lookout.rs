@@ -10,11 +10,11 @@ use crate::attach::Attachments;
 use crate::serve::OpenPool;
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
-use replication::{LogStatus, RingSpace};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+use wal::{LogStatus, RingSpace};
 
 /// Pause between two looks. Chosen by hand: they cost microseconds.
 const LOOK: Duration = Duration::from_secs(1);

@@ -26,30 +26,27 @@ fn a_limit_of_descriptors_below_what_is_configured_is_a_condition() {
 #[test]
 fn a_tail_that_is_not_proven_is_a_condition_until_the_next_opening() {
     let conditions = Conditions::default();
-    let lost = replication::Recovery {
+    let lost = wal::Recovery {
         lost_reason: Some("the kernel was started since".to_owned()),
-        ..replication::Recovery::default()
+        ..wal::Recovery::default()
     };
     show_recovery(&conditions, &lost);
     assert_eq!(one(&conditions).kind, ConditionKind::LogTailUnproven);
     let what = one(&conditions).report.what;
     assert!(what.contains("the kernel was started since"), "{what}");
-    show_recovery(&conditions, &replication::Recovery { is_tail_proven: true, ..lost });
+    show_recovery(&conditions, &wal::Recovery { is_tail_proven: true, ..lost });
     assert_eq!(conditions.list(), []);
 }
 
 #[test]
 fn parts_of_the_log_that_the_disk_does_not_read_are_a_condition() {
     let conditions = Conditions::default();
-    let place = |offset| replication::UnreadablePlace {
-        file: "ring-00003.log".to_owned(),
-        offset,
-        len: 4096,
-    };
-    let spotted = replication::Recovery {
+    let place =
+        |offset| wal::UnreadablePlace { file: "ring-00003.log".to_owned(), offset, len: 4096 };
+    let spotted = wal::Recovery {
         is_tail_proven: true,
         unreadable: vec![place(8192), place(40960)],
-        ..replication::Recovery::default()
+        ..wal::Recovery::default()
     };
     show_recovery(&conditions, &spotted);
     assert_eq!(one(&conditions).kind, ConditionKind::LogUnreadable);
@@ -58,7 +55,7 @@ fn parts_of_the_log_that_the_disk_does_not_read_are_a_condition() {
         what.contains("8192 bytes") && what.contains("ring-00003.log at offset 8192"),
         "{what}"
     );
-    show_recovery(&conditions, &replication::Recovery { unreadable: Vec::new(), ..spotted });
+    show_recovery(&conditions, &wal::Recovery { unreadable: Vec::new(), ..spotted });
     assert_eq!(conditions.list(), []);
 }
 
@@ -96,7 +93,7 @@ fn a_volume_that_stepped_back_says_what_to_do() {
 fn the_words_of_every_condition_have_no_full_stop_at_their_end() {
     let conditions = Conditions::default();
     show_descriptors(&conditions, Some(1), 256, 32);
-    show_recovery(&conditions, &replication::Recovery::default());
+    show_recovery(&conditions, &wal::Recovery::default());
     show_recovery_key(&conditions, false);
     show_stopped(&conditions, "another owner has it");
     show_contact(&conditions, Some("no route"));

@@ -5,8 +5,8 @@
 //!   half of the maximum age.
 //! - If clients write slowly, it waits for at most one look.
 
-use replication::LogStatus;
 use std::time::{Duration, Instant};
+use wal::LogStatus;
 
 /// Time between two checks for the end of a burst. Chosen by hand: longer than a client's pause
 /// within a burst.

@@ -16,10 +16,10 @@ use crate::destage::Aside;
 use crate::volume::Volume;
 use block::conditions::Report;
 use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
-use replication::MissingSide;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use tiering::Tier;
+use wal::MissingSide;
 
 /// Data that volumes that cannot be destaged may have in the ring and in side files together, in
 /// lengths of the ring. Chosen by hand: one ring, in case it was full of such data when the problem
@@ -132,7 +132,7 @@ impl Shared {
             .keys()
             .map(|volume| (*volume, self.log.overlay().weight_of(*volume)))
             .collect();
-        let bytes_of = |weight: &replication::VolumeWeight| weight.log_bytes + weight.side_bytes;
+        let bytes_of = |weight: &wal::VolumeWeight| weight.log_bytes + weight.side_bytes;
         let bytes: u64 = weights.iter().map(|(_, weight)| bytes_of(weight)).sum();
         let extents: u64 = weights.iter().map(|(_, weight)| weight.extent_count).sum();
         let mut listed = BTreeMap::new();

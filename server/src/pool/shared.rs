@@ -15,12 +15,12 @@ use crate::record::{RECORD_BYTES_MAX, VolumeRecord, VolumeState};
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
-use replication::{EntryKind, Log, MissingSide, NewEntry, Wait};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tiering::Tier;
 use tokio::sync::{Notify, RwLock, watch};
+use wal::{EntryKind, Log, MissingSide, NewEntry, Wait};
 
 /// State shared by the volumes and the destage job.
 pub(crate) struct Shared {

@@ -11,10 +11,10 @@ use crate::record::VolumeState;
 use crate::snapshot::{Removed, SnapshotEntry, SnapshotName, SnapshotRecord};
 use crate::volume::Volume;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
-use replication::{EntryKind, Log, NewEntry};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use tiering::{ChangedExtent, Tier};
+use wal::{EntryKind, Log, NewEntry};
 
 /// Maximum number of snapshots of one volume. Chosen by hand: hourly snapshots for five months.
 pub const SNAPSHOTS_OF_VOLUME_MAX: usize = 4096;

@@ -11,10 +11,10 @@ use nbd::{Client, Exports, Peer};
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
-use replication::{LogIdentity, LogOptions};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tiering::TierOptions;
+use wal::{LogIdentity, LogOptions};
 
 mod aside;
 mod clock;

@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - It is tried once and for a bounded time; nothing depends on it.
-//! - It may report a loss and never rules one out (see [`replication::LogNotes`]).
+//! - It may report a loss and never rules one out (see [`wal::LogNotes`]).
 
 use crate::manifest::NodeDir;
 use crate::store::{Reason, Store};

@@ -28,9 +28,6 @@ use crate::volume_keys::VolumeKeyRing;
 use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Epoch, Error, ErrorKind, Result};
-use replication::{
-    IoMode, Log, LogIdentity, LogNotes, LogOptions, Recovery, SideFileId, SidesWanted,
-};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,6 +36,7 @@ use tiering::cache::CacheOptions;
 use tiering::{AsideFile, OwnerCheck, ReclaimOptions, Tier, TierOptions};
 use tokio::sync::watch;
 use uuid::Uuid;
+use wal::{IoMode, Log, LogIdentity, LogNotes, LogOptions, Recovery, SideFileId, SidesWanted};
 
 /// The index of deduplication gets one part in this many of the map's share of the memory. Chosen
 /// by hand: at the default budget it knows the blocks of 700 MiB, and finds those of far more by
@@ -411,7 +409,7 @@ async fn open_log(
     let (log, recovery) = opened
         .await
         .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))?
-        .map_err(|error| match replication::is_incomplete(&error) {
+        .map_err(|error| match wal::is_incomplete(&error) {
             // The error says what this log holds.
             true => error.context(format!("pool {name} does not open with this log. {advice}")),
             false => error,
@@ -625,7 +623,7 @@ pub(super) fn tier_options(
 }
 
 /// Logs the result of opening the log.
-fn report_recovery(recovery: &replication::Recovery) {
+fn report_recovery(recovery: &wal::Recovery) {
     tracing::info!(
         entry_count = recovery.entry_count,
         last_lsn = recovery.last_lsn.0,

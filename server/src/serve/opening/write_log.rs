@@ -25,7 +25,7 @@ pub(super) fn set_aside_if_overtaken(
         return Ok(());
     }
     let pool = manifest.pool.into_bytes();
-    let Some(log) = replication::find_overtaken(log_dir, pool, since)? else { return Ok(()) };
+    let Some(log) = wal::find_overtaken(log_dir, pool, since)? else { return Ok(()) };
     // Before the log is moved, so that a crash in between is not taken for a lost log.
     let mark = log_dir.with_file_name(LOG_MADE);
     match std::fs::remove_file(&mark) {
@@ -135,7 +135,7 @@ pub(super) fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
 
 /// Describes what a directory without a ring still holds.
 fn rest_of_log(log_dir: &Path) -> Result<String> {
-    let (count, bytes) = replication::weigh_side_files(log_dir)?;
+    let (count, bytes) = wal::weigh_side_files(log_dir)?;
     Ok(match count {
         0 => "and no side files either".to_owned(),
         _ => format!("but {count} side files of {bytes} bytes, which may be nowhere else"),

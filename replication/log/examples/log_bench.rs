@@ -1,16 +1,16 @@
 //! Measures the write log beside the raw disk, in one run:
-//! `cargo run --release -p replication --example log_bench -- [DIR] [SECONDS]`
+//! `cargo run --release -p wal --example log_bench -- [DIR] [SECONDS]`
 
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
 use bytes::Bytes;
-use replication::{EntryKind, IoMode, Log, LogIdentity, LogOptions, NewEntry, Wait};
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use wal::{EntryKind, IoMode, Log, LogIdentity, LogOptions, NewEntry, Wait};
 
 fn main() {
     let mut args = std::env::args().skip(1);

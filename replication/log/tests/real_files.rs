@@ -3,11 +3,11 @@
 use block::seal::{KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
 use bytes::Bytes;
-use replication::{
-    EntryKind, IoMode, Log, LogIdentity, LogOptions, NewEntry, Recovery, SidesWanted, Source, Wait,
-};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
+use wal::{
+    EntryKind, IoMode, Log, LogIdentity, LogOptions, NewEntry, Recovery, SidesWanted, Source, Wait,
+};
 
 const VOLUME: VolumeId = VolumeId(7);
 
@@ -289,7 +289,7 @@ async fn a_missing_file_of_the_ring_is_missed_the_newest_too() {
         let (said, name) = (error.chain(), files[first_gone].display().to_string());
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{said}");
         assert!(said.contains(&name) && said.contains("missing"), "{said}");
-        assert!(replication::is_incomplete(&error), "{said}");
+        assert!(wal::is_incomplete(&error), "{said}");
         assert_eq!(files_of(dir.path()), files[..first_gone], "nothing was changed");
         put(kept.path(), dir.path());
     }
@@ -333,7 +333,7 @@ async fn a_log_that_ends_below_what_is_destaged_is_refused() {
     put_back();
     let error = open_as(dir.path(), identity(5, 1), 2).err().expect("it is an older copy");
     let said = error.chain();
-    assert!(error.kind() == ErrorKind::Corrupt && replication::is_incomplete(&error), "{said}");
+    assert!(error.kind() == ErrorKind::Corrupt && wal::is_incomplete(&error), "{said}");
     for words in ["ends at LSN 1,", "up to LSN 2,", "an older copy", "nothing was changed"] {
         assert!(said.contains(words), "it does not say {words:?}: {said}");
     }
@@ -342,7 +342,7 @@ async fn a_log_that_ends_below_what_is_destaged_is_refused() {
     damaged[3 * 4096] ^= 1;
     std::fs::write(&kept[0].0, damaged).unwrap();
     let error = open_as(dir.path(), identity(5, 1), 2).err().expect("it is damaged");
-    assert!(!replication::is_incomplete(&error), "{error}");
+    assert!(!wal::is_incomplete(&error), "{error}");
     assert!(error.chain().contains("is damaged at offset"), "{}", error.chain());
     put_back();
     let is_kept = |(path, bytes): &(_, Vec<u8>)| std::fs::read(path).unwrap() == *bytes;
