@@ -8,6 +8,7 @@
 
 use std::io;
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// Monotonic time.
 pub trait Clock: Send + Sync + 'static {
@@ -43,6 +44,22 @@ impl Random for SystemRandom {
     fn fill(&self, bytes: &mut [u8]) {
         aws_lc_rs::rand::fill(bytes).expect("the kernel gives random bytes");
     }
+}
+
+/// Draws `N` bytes from [`SystemRandom`].
+#[must_use]
+pub fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    SystemRandom.fill(&mut bytes);
+    bytes
+}
+
+/// Identifies the current boot of this machine's kernel, the same for every caller until the next.
+/// Source: proc_sys_kernel(5), `random/boot_id`.
+#[must_use]
+pub fn boot_id() -> Uuid {
+    let known = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
 }
 
 /// Alignment of every file offset, length and memory address of a [`Disk`] write, in bytes. Source:

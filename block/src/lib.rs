@@ -2,16 +2,19 @@
 //! outside world.
 //!
 //! Invariants:
-//! - No I/O, no async runtime, no `unsafe`: every other package may depend on this one.
-//! - A word has one meaning here and everywhere (see the glossary in ARCHITECTURE.md).
+//! - No async runtime and no `unsafe`: every other package may depend on this one.
+//! - No I/O, except in [`durable_file`] and in the system's implementations of [`env`].
+//! - A word has one meaning here and everywhere (see docs/glossary.md).
 #![forbid(unsafe_code)]
 
 pub mod buffers;
 pub mod conditions;
 pub mod device;
+pub mod durable_file;
 pub mod env;
 pub mod error;
 pub mod jobs;
+pub mod quantities;
 pub mod seal;
 pub mod units;
 

@@ -9,7 +9,6 @@
 //! - The list does not change after the devices are given up at a stop: it then belongs to the next daemon.
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
-use crate::chain::random_bytes;
 use crate::claims::{Claim, Claims};
 use crate::glue::exports::{Attachment, PoolExports};
 use crate::manifest::NodeDir;
@@ -18,6 +17,7 @@ use crate::pool::Pool;
 use crate::record::Durability;
 use crate::volume::Volume;
 use block::conditions::Report;
+use block::env::random_bytes;
 use block::{ConditionKind, Epoch, Error, ErrorKind, Result, VolumeId};
 use kernel::{Device, IO_BYTES_MAX, Parts};
 use nbd::Server;

@@ -15,6 +15,7 @@
 //!   tag under the pool key, which tells damage from forgery.
 
 use crate::store::{Reason, Store};
+use block::env::random_bytes;
 use block::seal::{Algorithm, PoolKey, SALT_BYTES};
 use block::units::crc32c;
 use block::{Error, ErrorKind, Result};
@@ -469,14 +470,6 @@ impl<'a> Document<'a> {
             .map(|_| ())
             .map_err(|_| corrupt(self.name, "it is not authentic (altered, or of another pool)"))
     }
-}
-
-/// Fresh bytes from the cipher library's generator.
-pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
-    use block::env::Random;
-    let mut bytes = [0; N];
-    block::env::SystemRandom.fill(&mut bytes);
-    bytes
 }
 
 pub(crate) fn to_hex(bytes: &[u8]) -> String {

@@ -19,7 +19,7 @@ mod silent;
 
 pub(crate) use self::gate::{Gate, Passed};
 use self::leftovers::DRAIN_WAIT;
-use crate::manifest::write_durably;
+use block::durable_file::write_durably;
 use block::{Epoch, Error, ErrorKind, Result};
 use futures::future::BoxFuture;
 use nbd::Line;

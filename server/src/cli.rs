@@ -231,7 +231,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         },
         Command::Clone { pool, snapshot, name, ttl } => {
             let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
-            crate::units::check_name("volume", name).map_err(usage)?;
+            block::quantities::check_name("volume", name).map_err(usage)?;
             crate::record::check_free_name(name).map_err(Failure::Usage)?;
             let of: SnapshotName = snapshot.parse().map_err(Failure::Usage)?;
             of.single().map_err(Failure::Usage)?;
@@ -315,7 +315,7 @@ fn load(
 
 fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request), Failure> {
     let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
-    let check = |name: &str| crate::units::check_name("volume", name).map_err(usage);
+    let check = |name: &str| block::quantities::check_name("volume", name).map_err(usage);
     let (pool, name, request) = match command {
         VolumeCommand::List { pool } => return Ok((pool, Request::VolumeList)),
         VolumeCommand::Create { pool, name, size, durability, own_key, dedup } => {
@@ -388,7 +388,7 @@ fn name_in_pool<'a>(config: &Config, text: &'a str) -> Result<&'a str, Failure> 
         Some((_, name)) => name,
         None => text,
     };
-    crate::units::check_name("volume", name).map_err(usage)?;
+    block::quantities::check_name("volume", name).map_err(usage)?;
     crate::record::check_free_name(name).map_err(Failure::Usage)?;
     Ok(name)
 }
@@ -416,7 +416,7 @@ fn check_env_prefix(prefix: Option<&str>) -> Result<(), Failure> {
     }
 }
 
-fn check_rate(rate: Option<crate::units::ByteSize>) -> Result<(), Failure> {
+fn check_rate(rate: Option<block::quantities::ByteSize>) -> Result<(), Failure> {
     match rate {
         Some(rate) if rate.0 < 1 << 10 => {
             let why = "read --rate: it is 1K a second at least";
@@ -467,7 +467,7 @@ fn copy_request(command: &CopyCommand) -> Result<(&args::PoolArgs, Request), Fai
                 volumes: volume.clone(),
                 key_file: copy_key_file.as_deref().map(absolute).transpose()?,
                 is_key_replaced: *replace_copy_key,
-                created_at: crate::units::unix_seconds_now(),
+                created_at: block::quantities::unix_seconds_now(),
             };
             Ok((pool, Request::CopyAdd(new)))
         }
@@ -499,7 +499,7 @@ fn snapshot_request(command: &SnapshotCommand) -> Result<(&args::PoolArgs, Reque
         }
         SnapshotCommand::Schedule { pool, volume, cron, hourly, daily, weekly, monthly, off } => {
             let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
-            crate::units::check_name("volume", volume).map_err(usage)?;
+            block::quantities::check_name("volume", volume).map_err(usage)?;
             let counts = [hourly, daily, weekly, monthly];
             let keep = match counts.iter().all(|count| count.is_none()) {
                 true => Keep::default(),
@@ -692,7 +692,7 @@ async fn attach(cli: &Cli, args: &args::AttachArgs) -> Result<(), Failure> {
     }
     let name = within(&config, target)?;
     let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
-    crate::units::check_name("volume", &name).map_err(usage)?;
+    block::quantities::check_name("volume", &name).map_err(usage)?;
     ask_daemon(cli, &config, &Request::Attach { name, options: attach_options(args) }).await
 }
 

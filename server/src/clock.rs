@@ -12,8 +12,8 @@
 //!   served. Otherwise a machine that was off for months would never delete anything again.
 //! - [`FILE`] holds an observation, not state: without it, ages are proven later, never earlier.
 
-use crate::units::{unix_seconds_now, utc};
 use block::conditions::Report;
+use block::quantities::{unix_seconds_now, utc};
 use block::{ConditionKind, Conditions};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -122,7 +122,7 @@ impl ProvenClock {
     /// Opens the clock of a pool that is served in a directory. `newest_stamp` is the newest time that the pool's
     /// records name, in seconds since the Unix epoch. It is the only evidence if the directory has no observation.
     pub(crate) fn open(dir: &Path, newest_stamp: u64, conditions: Conditions) -> ProvenClock {
-        let boot = crate::attach::remote::boot_id();
+        let boot = block::env::boot_id();
         let mut clock = Self::new(Arc::new(SystemTimes), boot, newest_stamp, Some(dir.join(FILE)));
         clock.conditions = conditions;
         clock.keep();
@@ -272,7 +272,7 @@ impl ProvenClock {
 /// The time that a run in this directory has proven, if the kernel of that run is still running: the time that has
 /// passed since is known whatever happened to the wall clock. In seconds since the Unix epoch.
 pub(crate) fn proven_in(dir: &Path) -> Option<u64> {
-    let boot = crate::attach::remote::boot_id();
+    let boot = block::env::boot_id();
     let seen = read(&dir.join(FILE)).filter(|seen| seen.boot == boot)?;
     Some(proven_by(&seen, boot, SystemTimes.steady_seconds()))
 }

@@ -15,7 +15,7 @@ pub use budget::Budget;
 
 use crate::keys::{KeySource, NewKey};
 use crate::record::Durability;
-use crate::units::{self, ByteSize, Span};
+use block::quantities::{self, ByteSize, Span};
 use block::seal::Algorithm;
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{Error, ErrorKind, Result};
@@ -537,7 +537,8 @@ fn merge(table: &mut toml::Table, change: &Override) {
 const LOG_FILE_COUNT_MAX: u64 = 65_536;
 
 fn check_ranges(settings: &Settings) -> Result<()> {
-    units::check_name("pool", &settings.name).map_err(|why| invalid(format!("name: {why}")))?;
+    quantities::check_name("pool", &settings.name)
+        .map_err(|why| invalid(format!("name: {why}")))?;
     let log = &settings.log;
     size_in("log.file_size", log.file_size, 1 << 20, 256 << 20)?;
     size_in("log.size", log.size, 16 << 20, 1 << 40)?;
@@ -598,7 +599,7 @@ fn size_in(key: &str, size: ByteSize, min: u64, max: u64) -> Result<()> {
 
 fn check_volumes(volumes: &[VolumeSettings]) -> Result<()> {
     for (index, volume) in volumes.iter().enumerate() {
-        units::check_name("volume", &volume.name).map_err(invalid)?;
+        quantities::check_name("volume", &volume.name).map_err(invalid)?;
         check_volume_size(&volume.name, volume.size.0)?;
         if volumes.iter().take(index).any(|earlier| earlier.name == volume.name) {
             return Err(invalid(format!("volume {} is configured twice", volume.name)));

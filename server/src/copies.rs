@@ -15,12 +15,13 @@ pub(crate) mod target;
 pub use list::CopySpec;
 pub use target::StateRecord;
 
-use crate::chain::{random_bytes, to_hex};
+use crate::chain::to_hex;
 use crate::keys::{DataKey, KeyRing};
 use crate::pool::Pool;
 use crate::store::{Store, check_url, is_within};
-use crate::units::unix_seconds_now;
 use block::conditions::Report;
+use block::env::random_bytes;
+use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Lsn, Result};
 use list::Published;
@@ -540,7 +541,7 @@ fn put_back(url: &str, newest: &StateRecord) -> Error {
          earlier state. Nothing is copied there any more, and what is there stays: restore from it what you miss, end it \
          with `spindle copy rm`, and copy to an empty prefix",
         newest.number,
-        crate::units::utc(newest.as_of)
+        block::quantities::utc(newest.as_of)
     );
     Error::new(ErrorKind::Invalid, what)
 }

@@ -17,11 +17,12 @@ mod source;
 pub use source::{KeySource, Secret, SlotKind};
 
 use crate::chain::{
-    ALGORITHM, Chain, Created, Document, Format, corrupt, from_hex, random_bytes, seal_document,
-    to_hex, vec_from_hex,
+    ALGORITHM, Chain, Created, Document, Format, corrupt, from_hex, seal_document, to_hex,
+    vec_from_hex,
 };
 use crate::store::Store;
-use crate::units;
+use block::env::random_bytes;
+use block::quantities;
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
 use block::units::{array_at, u32_at};
 use block::{Error, ErrorKind, Result};
@@ -492,7 +493,7 @@ fn next_path(path: &Path) -> PathBuf {
 }
 
 fn rename_durably(from: &Path, to: &Path) -> Result<()> {
-    std::fs::rename(from, to).and_then(|()| crate::manifest::sync_parent(to)).map_err(|error| {
+    std::fs::rename(from, to).and_then(|()| block::durable_file::sync_parent(to)).map_err(|error| {
         let context = format!("rename {} to {}", from.display(), to.display());
         Error::with_source(ErrorKind::Io, context, error)
     })
@@ -593,7 +594,7 @@ async fn make_slot(body: &RingBody, material: &Material, keys: &[DataKey]) -> Re
     let slot = Slot {
         id: body.slots.iter().map(|slot| slot.id).max().unwrap_or(0) + 1,
         kind: material.kind(),
-        created_at: units::unix_seconds_now(),
+        created_at: quantities::unix_seconds_now(),
         salt: to_hex(&random_bytes::<SALT_BYTES>()),
         argon2,
         nonce: to_hex(&random_bytes::<12>()),

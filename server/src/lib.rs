@@ -30,6 +30,6 @@ pub mod scrub;
 pub mod serve;
 pub mod snapshot;
 pub mod store;
-pub mod units;
+
 pub mod volume;
 pub(crate) mod volume_keys;

@@ -15,17 +15,16 @@
 mod found;
 
 use self::found::{Found, lock};
-use crate::chain::{
-    Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
-};
+use crate::chain::{Chain, Created, Document, Format, corrupt, seal_document, to_hex};
 use crate::store::Store;
-use crate::units;
+use block::durable_file::write_durably;
+use block::env::random_bytes;
+use block::quantities;
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 use uuid::Uuid;
@@ -54,7 +53,7 @@ pub struct Owner {
 
 impl std::fmt::Display for Owner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} (pid {}) since {}", self.host, self.pid, units::utc(self.opened_at))
+        write!(f, "{} (pid {}) since {}", self.host, self.pid, quantities::utc(self.opened_at))
     }
 }
 
@@ -426,7 +425,7 @@ fn check_not_removed(name: &str, previous: Option<&Manifest>, terms: Terms) -> R
             format!(
                 "it was removed at {}, and its purge has begun, so it cannot be restored; \
                  `spindle pool purge` deletes what is left",
-                units::utc(at)
+                quantities::utc(at)
             ),
         ),
         Some(_) if terms.restores => return Ok(()),
@@ -435,8 +434,8 @@ fn check_not_removed(name: &str, previous: Option<&Manifest>, terms: Terms) -> R
             format!(
                 "it was removed at {} and is kept until {} at least; `spindle pool restore` \
                  brings it back, `spindle pool purge` deletes it for good",
-                units::utc(at),
-                units::utc(at.saturating_add(terms.retention.as_secs()))
+                quantities::utc(at),
+                quantities::utc(at.saturating_add(terms.retention.as_secs()))
             ),
         ),
     };
@@ -462,7 +461,7 @@ fn next_manifest(node: &NodeDir, pool: Uuid, name: &str, previous: Option<&Manif
             node_id: node.node_id(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
-            opened_at: units::unix_seconds_now(),
+            opened_at: quantities::unix_seconds_now(),
         },
         is_released: false,
         removed_at: None,
@@ -760,31 +759,6 @@ fn read_node_file_at(path: &Path) -> Result<Option<NodeFile>> {
 fn make_private_dir(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
-}
-
-/// Replaces a small file so that a crash leaves the old or the new contents, never a mixture.
-pub(crate) fn write_durably(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
-    let write = || -> std::io::Result<()> {
-        let temporary = path.with_extension("tmp");
-        let _ = std::fs::remove_file(&temporary); // a leftover may have another mode
-        let mut file =
-            OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&temporary, path)?;
-        sync_parent(path)
-    };
-    write().map_err(|error| {
-        Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error)
-    })
-}
-
-/// Makes the directory entry of `path` durable.
-pub(crate) fn sync_parent(path: &Path) -> std::io::Result<()> {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
-        _ => File::open(".")?.sync_all(),
-    }
 }
 
 mod give_back;

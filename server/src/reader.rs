@@ -14,7 +14,7 @@ use crate::serve::{
     EXIT_AT_ONCE, Signals, listen, prepare_process, reading_options, reload_tls, server_options,
     watch_signal,
 };
-use crate::units::unix_seconds_now;
+use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use nbd::{Listener, Server};
@@ -109,7 +109,7 @@ async fn begin(
     let tier = Tier::open_read_only(options).await?;
     tracing::info!(
         state = state.number,
-        as_of = crate::units::utc(state.as_of),
+        as_of = block::quantities::utc(state.as_of),
         "a state of the copy is open"
     );
     let exports = CopyExports::new(tier.clone(), |id| state.has_volume(id))?;

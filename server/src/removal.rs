@@ -16,7 +16,7 @@ use crate::keys::{KeyRing, KeySource};
 use crate::manifest::{self, Manifest};
 use crate::serve::{self, Opening};
 use crate::store::{Reason, Store, StoreOptions, is_folder_marker};
-use crate::units;
+use block::quantities;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt};
@@ -123,7 +123,7 @@ pub async fn purge(config: &Config, now: bool) -> Result<PoolPurged> {
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
     let kept = Kept {
         retention: config.settings().deleted_retention.duration(),
-        wall_seconds: units::unix_seconds_now(),
+        wall_seconds: quantities::unix_seconds_now(),
         proven_seconds: clock::proven_in(config.dir()),
     };
     purge_store(&store, &config.key_source(), kept, now).await
@@ -198,8 +198,8 @@ async fn begin(store: &Store, source: &KeySource, kept: Kept, now: bool) -> Resu
              has passed it would be {}, so the clock has jumped; nothing was deleted. Check the clock. To delete the \
              pool all the same, beyond recovery, use --now",
             newest.name,
-            units::utc(purge_at),
-            units::utc(passed)
+            quantities::utc(purge_at),
+            quantities::utc(passed)
         );
         return Err(Error::new(ErrorKind::Busy, what));
     }
@@ -208,8 +208,8 @@ async fn begin(store: &Store, source: &KeySource, kept: Kept, now: bool) -> Resu
             "purge pool {}: it was removed at {} and is kept until {}; nothing was deleted. To delete \
              it all the same, beyond recovery, use --now",
             newest.name,
-            units::utc(removed_at),
-            units::utc(purge_at)
+            quantities::utc(removed_at),
+            quantities::utc(purge_at)
         );
         return Err(Error::new(ErrorKind::Busy, what));
     }

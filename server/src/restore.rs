@@ -20,7 +20,7 @@ mod incomplete;
 pub use choice::Asked;
 pub(crate) use choice::apply_choice;
 
-use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
+use crate::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
 use crate::config::Config;
 use crate::copies::StateRecord;
 use crate::copies::target::{Pin, Target, WITNESS};
@@ -29,7 +29,8 @@ use crate::manifest::{self, NodeDir};
 use crate::pool::Pool;
 use crate::record::check_name;
 use crate::store::{Store, StoreOptions};
-use crate::units::unix_seconds_now;
+use block::env::random_bytes;
+use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
 use choice::choose;

@@ -6,7 +6,7 @@
 //!   newest snapshot of all is always kept. The newest one is the one made last: if the clock was put back, an hour
 //!   that comes again is another hour.
 
-use crate::units::utc;
+use block::quantities::utc;
 use block::{Error, ErrorKind, Result};
 use chrono::{DateTime, Datelike, Utc};
 use croner::Cron;

@@ -11,13 +11,14 @@
 #[cfg(test)]
 mod tests;
 
-use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
+use crate::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
 use crate::clock::AGREES_WITHIN;
 use crate::conditions::POOL;
 use crate::pool::Pool;
 use crate::store::Store;
-use crate::units::unix_seconds_now;
 use block::conditions::Report;
+use block::env::random_bytes;
+use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use parking_lot::Mutex;

@@ -9,10 +9,10 @@
 //! - Keys leave this process only sealed under the pool's data key.
 
 use crate::chain::{
-    ALGORITHM, Chain, Created, Format, corrupt, from_hex, random_bytes, seal_document, to_hex,
-    vec_from_hex,
+    ALGORITHM, Chain, Created, Format, corrupt, from_hex, seal_document, to_hex, vec_from_hex,
 };
 use crate::store::Store;
+use block::env::random_bytes;
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
 use block::units::{array_at, u32_at};
 use block::{Epoch, Error, ErrorKind, Result};

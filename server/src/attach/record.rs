@@ -4,7 +4,7 @@
 //! - A list of a later version, or with unknown contents, is refused: nothing is known about how to
 //!   keep a device of an unknown kind safe.
 
-use crate::manifest::write_durably;
+use block::durable_file::write_durably;
 use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;

@@ -8,8 +8,8 @@
 use super::kernel::{self, Device};
 use super::{AT_ONCE_MAX, AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
 use super::{blocking, changeable};
-use crate::chain::random_bytes;
 use crate::claims::Claim;
+use block::env::random_bytes;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use futures::{StreamExt, stream};
 use std::collections::BTreeMap;

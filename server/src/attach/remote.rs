@@ -18,7 +18,7 @@
 
 use crate::attach::kernel::{check_unused, holder_of, lock, lock_path};
 use crate::attach::{LINKS, blocking, udev};
-use crate::chain::random_bytes;
+use block::env::{boot_id, random_bytes};
 use block::{Error, ErrorKind, Result};
 use nbd::client::{self, Reached, Target};
 use nbd::kernel::{self, Device, DeviceOptions, Siblings, Stop};
@@ -484,12 +484,6 @@ fn client_id() -> Uuid {
         return boot_id();
     }
     // The id must not be shown to others unchanged. Source: machine-id(5).
-    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
-}
-
-/// Identifies the current boot.
-pub(crate) fn boot_id() -> Uuid {
-    let known = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
 }
 

@@ -2,7 +2,7 @@
 
 use crate::config::Override;
 use crate::record::Durability;
-use crate::units::{ByteSize, Span};
+use block::quantities::{ByteSize, Span};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use toml::Value;
@@ -715,7 +715,7 @@ pub struct ServeArgs {
 fn parse_volume(text: &str) -> Result<(String, ByteSize), String> {
     let (name, size) =
         text.split_once('=').ok_or_else(|| "write NAME=SIZE, like db=100G".to_owned())?;
-    crate::units::check_name("volume", name)?;
+    block::quantities::check_name("volume", name)?;
     Ok((name.to_owned(), size.parse()?))
 }
 

@@ -9,7 +9,7 @@ use crate::config::options::{self, OptionDoc};
 use crate::pool::some_of;
 use crate::removal::{PoolPurged, PoolRemoved, PoolRestored};
 use crate::restore::PoolOfCopy;
-use crate::units::{ByteSize, Span, utc};
+use block::quantities::{ByteSize, Span, utc};
 use block::units::BLOCK_BYTES;
 use serde::Serialize;
 use std::fmt::Write;

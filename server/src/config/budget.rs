@@ -7,7 +7,7 @@
 //! - A budget that is too small is an error that states the smallest one that works.
 
 use super::Settings;
-use crate::units::ByteSize;
+use block::quantities::ByteSize;
 use block::{Error, ErrorKind, Result};
 use tiering::map::database::MEMTABLE_BYTES_MAX;
 use tiering::reclaim::{READ_BYTES_MAX, SEGMENT_BYTES_MAX};

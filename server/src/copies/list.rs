@@ -6,8 +6,9 @@
 //! - A change is the next number of the chain; of two at the same moment one wins.
 
 use super::target::StateRecord;
-use crate::chain::{Chain, Created, Format, corrupt, random_bytes, seal_document, to_hex};
+use crate::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
 use crate::store::Store;
+use block::env::random_bytes;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};

@@ -7,8 +7,8 @@
 use super::list::Published;
 use super::target::Target;
 use super::{CopySpec, CopyState, Source, StateRecord};
-use crate::units::unix_seconds_now;
 use block::conditions::Report;
+use block::quantities::unix_seconds_now;
 use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -15,12 +15,11 @@
 //! - Documents are authentic under the pool key. Times are only for display, except for the end of
 //!   a short pin.
 
-use crate::chain::{
-    Chain, Created, Document, Format, corrupt, random_bytes, seal_document, to_hex,
-};
+use crate::chain::{Chain, Created, Document, Format, corrupt, seal_document, to_hex};
 use crate::keys::{DataKey, KeyRing, KeySource};
 use crate::store::{Store, StoreOptions, below, is_folder_marker};
-use crate::units::unix_seconds_now;
+use block::env::random_bytes;
+use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};
 use futures::TryStreamExt;

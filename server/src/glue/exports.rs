@@ -10,11 +10,11 @@
 //!   stays a reader, because it was admitted next to a writer.
 
 use crate::asker::Asker;
-use crate::attach::remote::boot_id;
 use crate::claims::{Claim, Claims, Gate, Passed};
 use crate::pool::Pool;
 use crate::record::Durability;
 use crate::volume::Volume;
+use block::env::boot_id;
 use block::{
     AllocationExtent, BlockDevice, Error, ErrorKind, Limits, PayloadBuffer, Result, WriteFlags,
     ZeroFlags,

@@ -8,8 +8,8 @@
 //! - A key file is made with mode 0600 and made durable before anything is sealed with it.
 
 use super::printed;
-use crate::chain::random_bytes;
-use crate::manifest::sync_parent;
+use block::durable_file::sync_parent;
+use block::env::random_bytes;
 use block::seal::KEY_BYTES;
 use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};

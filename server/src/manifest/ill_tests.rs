@@ -156,7 +156,7 @@ async fn failed_opening_of_a_new_pool_or_a_removed_one_changes_nothing() {
     let store = store(&IllStore::default());
     let failed = acquire_with(&store, &a, Terms::default()).await.unwrap();
     assert!(failed.give_back(&a).await.unwrap());
-    open(&store, &b).await.unwrap().remove(crate::units::unix_seconds_now()).await.unwrap();
+    open(&store, &b).await.unwrap().remove(block::quantities::unix_seconds_now()).await.unwrap();
     let restoring = Terms { restores: true, ..Terms::default() };
     for node in [&a, &b] {
         let failed = acquire_with(&store, node, restoring).await.unwrap();

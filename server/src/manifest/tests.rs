@@ -352,17 +352,6 @@ async fn a_copied_directory_does_not_pass_for_the_original() {
     assert!(!acquire(&store, &a, true).await.unwrap().may_replay(Epoch(1)));
 }
 
-#[test]
-fn small_files_are_replaced_whole() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("x.json");
-    write_durably(&path, b"one", 0o600).unwrap();
-    write_durably(&path, b"two", 0o600).unwrap();
-    assert_eq!(std::fs::read(&path).unwrap(), b"two");
-    assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-}
-
 /// Documents from `testdata/`. Files are added with each version, never edited.
 const GOLDEN_MANIFEST: &str = include_str!("../../testdata/manifest-v1.txt");
 const GOLDEN_NODE: &str = include_str!("../../testdata/node-v1.json");

@@ -46,7 +46,7 @@ async fn read(config: &Config, volume: &str, byte_count: usize) -> Vec<u8> {
 
 /// Retention by the clock of this machine.
 fn kept(retention: Duration) -> Kept {
-    Kept { retention, wall_seconds: units::unix_seconds_now(), proven_seconds: None }
+    Kept { retention, wall_seconds: quantities::unix_seconds_now(), proven_seconds: None }
 }
 
 #[track_caller]
@@ -75,7 +75,7 @@ async fn a_removed_pool_is_refused_until_it_is_restored_with_all_its_data() {
 
     let removed = remove(&here).await.unwrap();
     assert_eq!(removed.purge_at - removed.removed_at, WEEK.as_secs());
-    let (at, until) = (units::utc(removed.removed_at), units::utc(removed.purge_at));
+    let (at, until) = (quantities::utc(removed.removed_at), quantities::utc(removed.purge_at));
     let words = [at.as_str(), until.as_str(), "spindle pool restore"];
     for config in [&here, &elsewhere] {
         for opening in [Opening::Existing, Opening::OrNew, Opening::TakeOver] {
@@ -127,7 +127,11 @@ async fn a_purge_leaves_what_is_not_of_the_pool() {
     }
     let removed = remove(&config).await.unwrap();
     let early = purge(&config, false).await.unwrap_err();
-    says(&early, ErrorKind::Busy, &[&units::utc(removed.purge_at), "--now", "nothing was deleted"]);
+    says(
+        &early,
+        ErrorKind::Busy,
+        &[&quantities::utc(removed.purge_at), "--now", "nothing was deleted"],
+    );
     restore(&config).await.unwrap();
     assert_eq!(read(&config, "db", 8).await, b"precious");
     remove(&config).await.unwrap();
@@ -163,7 +167,7 @@ async fn removed_in_memory(fault: Fault) -> (Arc<FaultyStore>, TempDir, KeySourc
         memory.set(name, name.to_owned()).await;
     }
     let ownership = acquire(&memory.store(), dir.path(), &keys, Terms::default()).await.unwrap();
-    ownership.remove(units::unix_seconds_now()).await.unwrap();
+    ownership.remove(quantities::unix_seconds_now()).await.unwrap();
     (memory, dir, source)
 }
 
@@ -210,7 +214,7 @@ async fn a_pool_is_purged_when_its_time_has_passed() {
     says(&early.unwrap_err(), ErrorKind::Busy, &["is kept until"]);
     assert_eq!(memory.names().await, before);
     // A clock that has jumped would show that the time has passed.
-    let now = units::unix_seconds_now();
+    let now = quantities::unix_seconds_now();
     let jumped = Kept { wall_seconds: now + 3600, ..kept(Duration::from_secs(1800)) };
     let jumped = Kept { proven_seconds: Some(now), ..jumped };
     let early = purge_store(&memory.store(), &source, jumped, false).await;

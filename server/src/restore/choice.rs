@@ -61,7 +61,7 @@ pub(super) async fn choose(
         return Ok(Choice::default());
     }
     let refused = |kind, why: String| Err(Error::new(kind, format!("restore from {url}: {why}")));
-    let as_of = crate::units::utc(state.as_of);
+    let as_of = block::quantities::utc(state.as_of);
     let mut options = look_options(config, &target.view(state), pool, key, state.epoch);
     options.volume_keys = target.volume_keys(key, pool).await?;
     options.left_out = state.left_out();

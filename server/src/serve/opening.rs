@@ -437,7 +437,7 @@ fn start(config: &Config, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>, Ope
     };
     let retention = config.settings().deleted_retention.duration();
     let pool = Pool::start(log, (tier, volume_keys), destage, retention, &recovery.missing_sides)?;
-    let newest_stamp = pool.newest_stamp(crate::units::unix_seconds_now());
+    let newest_stamp = pool.newest_stamp(block::quantities::unix_seconds_now());
     pool.set_clock(ProvenClock::open(&taken.dir, newest_stamp, conditions.clone()));
     let step_back = match () {
         () if taken.is_taken_over => Some(StepBack::TakeOver),

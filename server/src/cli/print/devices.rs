@@ -3,7 +3,7 @@
 use super::{pairs, table};
 use crate::attach::{AttachmentInfo, Driver};
 use crate::claims::ClientInfo;
-use crate::units::ByteSize;
+use block::quantities::ByteSize;
 
 fn device_of(info: &AttachmentInfo) -> String {
     info.device.as_ref().map_or_else(|| "-".to_owned(), |path| path.display().to_string())

@@ -75,7 +75,7 @@ async fn a_machine_behind_a_tunnel_is_known_by_when_it_was_started() {
     pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
     let claims = Arc::new(Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
     let exports = PoolExports::new(pool.clone(), claims);
-    let here = claim(1, crate::attach::remote::boot_id(), Intent::Attach);
+    let here = claim(1, block::env::boot_id(), Intent::Attach);
     let elsewhere = claim(2, Uuid::from_bytes([9; 16]), Intent::Attach);
     let attached = exports.open("v", &client(Some(here.clone()))).await.unwrap();
     assert!(!attached.must_be_durable());

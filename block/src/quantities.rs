@@ -205,7 +205,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// Seconds since 1970-01-01 UTC by this machine's clock, which may jump (see the module `clock`).
+/// Seconds since 1970-01-01 UTC by this machine's clock, which may jump (see `ProvenClock` in the daemon).
 #[must_use]
 pub fn unix_seconds_now() -> u64 {
     std::time::SystemTime::now()
