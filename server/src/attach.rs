@@ -11,7 +11,6 @@
 
 use crate::claims::{Claim, Claims};
 use crate::glue::exports::{Attachment, PoolExports};
-use crate::manifest::NodeDir;
 use crate::planted::planted;
 use crate::pool::Pool;
 use crate::record::Durability;
@@ -19,6 +18,7 @@ use crate::volume::Volume;
 use block::conditions::Report;
 use block::env::random_bytes;
 use block::{ConditionKind, Epoch, Error, ErrorKind, Result, VolumeId};
+use control::manifest::NodeDir;
 use kernel::{Device, IO_BYTES_MAX, Parts};
 use nbd::Server;
 use parking_lot::Mutex as SyncMutex;

@@ -19,7 +19,6 @@ use crate::attach::remote::RemoteOptions;
 use crate::attach::{self, AttachOptions, Driver};
 use crate::config::{self, Config};
 use crate::copies::NewCopy;
-use crate::keys::{KeySource, NewKey};
 use crate::restore::Asked;
 use crate::schedule::{Keep, Schedule};
 use crate::serve::EXIT_LOG_FAILED;
@@ -30,6 +29,7 @@ use args::{
 };
 use block::{Error, ErrorKind, Result};
 use clap::Parser;
+use control::keys::{KeySource, NewKey};
 use rustix::io::Errno;
 use rustix::mm::MlockAllFlags;
 use std::io::{IsTerminal, Write};
@@ -38,7 +38,7 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 /// Default log filter of a daemon. Libraries log only unusual events.
-const FILTER_DAEMON: &str = "warn,server=info,nbd=info,ublk=info,wal=info,tiering=info";
+const FILTER_DAEMON: &str = "warn,server=info,engine=info,devices=info,control=info,nbd=info,ublk=info,wal=info,tiering=info";
 /// Threads for files. Chosen by hand: enough for a queue of 32 reads of a cold cache, and some
 /// more.
 const BLOCKING_THREAD_COUNT_MAX: usize = 40;
@@ -396,7 +396,7 @@ fn name_in_pool<'a>(config: &Config, text: &'a str) -> Result<&'a str, Failure> 
 /// The place of a copy in a form that a daemon with another working directory understands.
 fn place(url: &str) -> Result<String, Failure> {
     let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
-    crate::store::check_url(url).map_err(Failure::Usage)?;
+    control::store::check_url(url).map_err(Failure::Usage)?;
     if url.contains("://") {
         return Ok(url.trim_end_matches('/').to_owned());
     }

@@ -13,12 +13,12 @@ mod unknown;
 
 pub use budget::Budget;
 
-use crate::keys::{KeySource, NewKey};
 use crate::record::Durability;
 use block::quantities::{self, ByteSize, Span};
 use block::seal::Algorithm;
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{Error, ErrorKind, Result};
+use control::keys::{KeySource, NewKey};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -390,7 +390,7 @@ impl Config {
         if settings.keys.source == KeyKind::File {
             settings.keys.file.get_or_insert_with(|| dir.join("spindle.key"));
         }
-        crate::store::check_url(settings.store.as_deref().unwrap_or_default())?;
+        control::store::check_url(settings.store.as_deref().unwrap_or_default())?;
         check_ranges(&settings)?;
         check_volumes(&settings.volumes)?;
         check_listeners(&settings.nbd)?;

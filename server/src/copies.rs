@@ -15,15 +15,15 @@ pub(crate) mod target;
 pub use list::CopySpec;
 pub use target::StateRecord;
 
-use crate::chain::to_hex;
-use crate::keys::{DataKey, KeyRing};
 use crate::pool::Pool;
-use crate::store::{Store, check_url, is_within};
 use block::conditions::Report;
 use block::env::random_bytes;
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Lsn, Result};
+use control::chain::to_hex;
+use control::keys::{DataKey, KeyRing};
+use control::store::{Store, check_url, is_within};
 use list::Published;
 use parking_lot::Mutex;
 use running::Running;

@@ -12,13 +12,13 @@
 use crate::attach;
 use crate::clock;
 use crate::config::Config;
-use crate::keys::{KeyRing, KeySource};
-use crate::manifest::{self, Manifest};
 use crate::serve::{self, Opening};
-use crate::store::{Reason, Store, StoreOptions, is_folder_marker};
 use block::quantities;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
+use control::keys::{KeyRing, KeySource};
+use control::manifest::{self, Manifest};
+use control::store::{Reason, Store, StoreOptions, is_folder_marker};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectMeta, ObjectStore};

@@ -20,20 +20,20 @@ mod incomplete;
 pub use choice::Asked;
 pub(crate) use choice::apply_choice;
 
-use crate::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
 use crate::config::Config;
 use crate::copies::StateRecord;
 use crate::copies::target::{Pin, Target, WITNESS};
-use crate::keys::KeyRing;
-use crate::manifest::{self, NodeDir};
 use crate::pool::Pool;
 use crate::record::check_name;
-use crate::store::{Store, StoreOptions};
 use block::env::random_bytes;
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
 use choice::choose;
+use control::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
+use control::keys::KeyRing;
+use control::manifest::{self, NodeDir};
+use control::store::{Store, StoreOptions};
 use incomplete::{Decision, pin_stays};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as ObjectPath;
@@ -666,7 +666,7 @@ async fn check_empty(store: &Store) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::testing::{Fault, FaultyStore};
+    use control::store::testing::{Fault, FaultyStore};
 
     /// A link like that of `restore`, number 1 of its chain.
     async fn linked(store: &Store, key: &PoolKey) -> Origin {

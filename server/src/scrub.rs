@@ -11,16 +11,16 @@
 #[cfg(test)]
 mod tests;
 
-use crate::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
 use crate::clock::AGREES_WITHIN;
 use crate::conditions::POOL;
 use crate::pool::Pool;
-use crate::store::Store;
 use block::conditions::Report;
 use block::env::random_bytes;
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
+use control::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
+use control::store::Store;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;

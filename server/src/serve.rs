@@ -22,15 +22,15 @@ use crate::copies::{Copies, target::Target};
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
 use crate::jobs::Need;
-use crate::keys::{KeyRing, KeySource};
-use crate::manifest::{NodeDir, Ownership};
 use crate::pool::{Pool, StepBack, VolumeTraits};
 use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::Restored;
 use crate::scrub::Scrub;
-use crate::store::{Store, StoreOptions};
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Job, Result, VolumeId};
+use control::keys::{KeyRing, KeySource};
+use control::manifest::{NodeDir, Ownership};
+use control::store::{Store, StoreOptions};
 use daemon_jobs::{serve_listener, start_jobs};
 use nbd::{Access, Exports, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use opening::tier_options;
@@ -433,7 +433,7 @@ pub async fn fsck(config: &Config) -> Result<FsckInfo> {
 pub(crate) async fn fsck_of(config: &Config, pool: Uuid, key: &PoolKey) -> Result<FsckInfo> {
     check_store_dir_exists(config)?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
-    let Some(manifest) = crate::manifest::read(&store, key).await? else {
+    let Some(manifest) = control::manifest::read(&store, key).await? else {
         let what = format!("check the pool in {}: it was never opened", store.url());
         return Err(Error::new(ErrorKind::NotFound, what));
     };

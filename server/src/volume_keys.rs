@@ -8,14 +8,14 @@
 //!   number, so it can no longer destroy anything.
 //! - Keys leave this process only sealed under the pool's data key.
 
-use crate::chain::{
-    ALGORITHM, Chain, Created, Format, corrupt, from_hex, seal_document, to_hex, vec_from_hex,
-};
-use crate::store::Store;
 use block::env::random_bytes;
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
 use block::units::{array_at, u32_at};
 use block::{Epoch, Error, ErrorKind, Result};
+use control::chain::{
+    ALGORITHM, Chain, Created, Format, corrupt, from_hex, seal_document, to_hex, vec_from_hex,
+};
+use control::store::Store;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,7 @@ use uuid::Uuid;
 use zeroize::Zeroizing;
 
 /// Folder of the chain in the pool's prefix, and the purpose of its seal.
-pub(crate) const FOLDER: &str = "volumekeys";
+pub(crate) use control::keys::VOLUME_KEYS_FOLDER as FOLDER;
 /// Purpose for which the key that seals the volume keys is derived.
 const PURPOSE: &str = "volume keys";
 /// Most keys of a pool. Chosen by hand: a third of a document's capacity.

@@ -1,8 +1,8 @@
 //! Contents of the replies, also printed by `-o json`. Each shape is defined once.
 
-use crate::keys::SlotKind;
 use crate::record::Durability;
 use crate::schedule::Keep;
+use control::keys::SlotKind;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

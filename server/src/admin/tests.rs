@@ -1,7 +1,7 @@
 //! Tests of the admin socket.
 
 use super::*;
-use crate::keys::Secret;
+use control::keys::Secret;
 
 struct Echo;
 

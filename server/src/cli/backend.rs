@@ -160,7 +160,7 @@ impl AdminHandler for Offline {
 
 /// Formats and their newest versions that this build reads and writes.
 pub(super) fn formats() -> Vec<(&'static str, u32)> {
-    let document = crate::chain::Format::CURRENT.version;
+    let document = control::chain::Format::CURRENT.version;
     vec![
         ("write log", wal::LOG_FORMAT_VERSION.into()),
         ("segment", tiering::segment::format::VERSION.into()),

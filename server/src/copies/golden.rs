@@ -3,9 +3,9 @@
 use super::list;
 use super::list::{CopySpec, ListBody, Published};
 use super::target::{HEAT, HeatBody, IDENTITY, Identity, PINS, PinBody, STATES, StateRecord};
-use crate::chain::{Document, Format, seal_document_with};
 use crate::restore::{self, Origin};
 use block::seal::{PoolKey, SALT_BYTES};
+use control::chain::{Document, Format, seal_document_with};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;

@@ -6,11 +6,11 @@
 //! - A change is the next number of the chain; of two at the same moment one wins.
 
 use super::target::StateRecord;
-use crate::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
-use crate::store::Store;
 use block::env::random_bytes;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
+use control::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
+use control::store::Store;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use uuid::Uuid;

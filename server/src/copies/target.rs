@@ -15,13 +15,13 @@
 //! - Documents are authentic under the pool key. Times are only for display, except for the end of
 //!   a short pin.
 
-use crate::chain::{Chain, Created, Document, Format, corrupt, seal_document, to_hex};
-use crate::keys::{DataKey, KeyRing, KeySource};
-use crate::store::{Store, StoreOptions, below, is_folder_marker};
 use block::env::random_bytes;
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};
+use control::chain::{Chain, Created, Document, Format, corrupt, seal_document, to_hex};
+use control::keys::{DataKey, KeyRing, KeySource};
+use control::store::{Store, StoreOptions, below, is_folder_marker};
 use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};

@@ -15,11 +15,11 @@ use crate::claims::Unattached;
 use crate::conditions;
 use crate::copies::Copies;
 use crate::glue::exports::PoolExports;
-use crate::keys::NewKey;
 use crate::pool::VolumeTraits;
 use crate::scrub::Scrub;
 use crate::serve::OpenPool;
 use crate::snapshot::SnapshotName;
+use control::keys::NewKey;
 pub use look::Look;
 
 use answers::{Held, copy_infos, list, schedule_info, scrub_info, show, snapshots, volume_info};

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::glue::exports::{Attachment, PoolExports};
-use crate::store::Store;
 use block::seal::PoolKey;
 use block::{BlockDevice, Epoch, WriteFlags, ZeroFlags};
 use bytes::Bytes;
+use control::store::Store;
 use futures::TryStreamExt;
 use nbd::{Client, Exports, Peer};
 use object_store::ObjectStore;

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::config::Override;
-use crate::manifest::{NodeDir, Ownership, Terms};
 use crate::record::Durability;
-use crate::store::testing::{Fault, FaultyStore};
 use block::{BlockDevice, WriteFlags};
+use control::manifest::{NodeDir, Ownership, Terms};
+use control::store::testing::{Fault, FaultyStore};
 use std::path::Path;
 use tempfile::TempDir;
 

@@ -1,9 +1,9 @@
 //! The record of a scrub: its bytes, and its contents.
 
 use super::*;
-use crate::chain::{Document, seal_document_with};
 use block::Epoch;
 use block::seal::{Algorithm, SALT_BYTES};
+use control::chain::{Document, seal_document_with};
 use tiering::KeyId;
 use tiering::segment::{SegmentInfo, SegmentNumber};
 

@@ -5,8 +5,8 @@
 //! - It is tried once and for a bounded time; nothing depends on it.
 //! - It may report a loss and never rules one out (see [`wal::LogNotes`]).
 
-use crate::manifest::NodeDir;
-use crate::store::{Reason, Store};
+use control::manifest::NodeDir;
+use control::store::{Reason, Store};
 use object_store::ObjectStoreExt;
 use object_store::path::Path as ObjectPath;
 use std::time::Duration;

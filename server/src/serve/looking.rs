@@ -4,12 +4,12 @@ use super::look_options;
 use super::opening::check_pool_is_there;
 use crate::config::Config;
 use crate::glue::admin::Look;
-use crate::keys::KeyRing;
-use crate::manifest;
 use crate::restore;
-use crate::store::{Store, StoreOptions};
 use crate::volume_keys;
 use block::{Conditions, ErrorKind, Result};
+use control::keys::KeyRing;
+use control::manifest;
+use control::store::{Store, StoreOptions};
 use tiering::Tier;
 
 /// Looks at the configured pool if it was closed in order. `None` if only an opening can find out

@@ -1,9 +1,9 @@
 //! Keys of volumes in stores that misbehave, and under changing owners.
 
 use super::*;
-use crate::chain::{Document, seal_document_with};
-use crate::store::testing::{Fault, FaultyStore};
 use block::VolumeId;
+use control::chain::{Document, seal_document_with};
+use control::store::testing::{Fault, FaultyStore};
 
 const POOL: Uuid = Uuid::from_u128(0x1111_2222_3333_4444_5555_6666_7777_8888);
 const GOLDEN: &str = include_str!("../../testdata/volumekeys-v1.txt");

@@ -5,9 +5,9 @@
 //!   lookups by its name agree; a listing without it proves nothing.
 
 use super::{PINS, Pin, PinBody, SHORT_PIN_SECONDS, STATES, Target};
-use crate::chain::Document;
 use block::Result;
 use block::seal::PoolKey;
+use control::chain::Document;
 use object_store::path::Path as ObjectPath;
 use object_store::{GetResult, ObjectMeta, ObjectStoreExt};
 use std::collections::BTreeSet;

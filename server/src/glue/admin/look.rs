@@ -16,16 +16,16 @@ use crate::admin::{
 };
 use crate::config::Config;
 use crate::copies::{CopyStatus, list};
-use crate::keys::KeyRing;
-use crate::manifest::{Manifest, NodeDir};
 use crate::pool::{NamedOrigin, NamedSnapshot};
 use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::Restored;
 use crate::scrub::ScrubStatus;
 use crate::snapshot::SnapshotRecord;
-use crate::store::Store;
 use block::seal::PoolKey;
 use block::{Conditions, Error, ErrorKind, Lsn, Result, VolumeId};
+use control::keys::KeyRing;
+use control::manifest::{Manifest, NodeDir};
+use control::store::Store;
 use std::collections::BTreeMap;
 use tiering::Tier;
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::asker::Asker;
 use crate::claims::Claims;
-use crate::store::testing::GatedStore;
+use control::store::testing::GatedStore;
 use futures::future::BoxFuture;
 use nbd::{Listener, Server, ServerOptions, TlsMode};
 use std::future::poll_fn;

@@ -7,8 +7,8 @@
 //! - Advice to give a log up always says what the log holds.
 
 use super::{LOG_LOST, LOG_MADE};
-use crate::manifest::{NodeDir, Ownership};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
+use control::manifest::{NodeDir, Ownership};
 use std::path::{Path, PathBuf};
 
 /// Moves a log that this directory may not replay out of the way. Never moves one that was written

@@ -32,6 +32,8 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
+/// Folder of the chain of the volumes' own keys in the pool's prefix, and the purpose of its seal.
+pub const VOLUME_KEYS_FOLDER: &str = "volumekeys";
 /// Keeps the seal of a ring apart from every other use of a data key.
 const PURPOSE: &str = "keyring";
 /// Slots in a ring: one for daily use, and some recovery keys.
@@ -91,7 +93,7 @@ struct RingBody {
     pool: Uuid,
     number: u64,
     /// The ring is of a copy that has its own key.
-    #[serde(default, skip_serializing_if = "crate::record::is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_apart: bool,
     /// Random: tells our own create from another's after an ambiguous answer.
     nonce: String,
@@ -210,7 +212,7 @@ impl KeyRing {
     ///
     /// # Errors
     /// `Corrupt` for a store that has lost only its ring.
-    pub(crate) async fn exists_or_refuse(store: &Store) -> Result<bool> {
+    pub async fn exists_or_refuse(store: &Store) -> Result<bool> {
         let exists = KeyRing::exists(store).await?;
         if !exists {
             check_empty(store).await?;
@@ -512,7 +514,7 @@ fn missing_key_file(path: &Path, error: Error) -> Error {
 
 /// Refuses a store with data but without a ring, as a new ring would open nothing.
 async fn check_empty(store: &Store) -> Result<()> {
-    let parts = ["origin", "manifest", "segments", "metadata", crate::volume_keys::FOLDER];
+    let parts = ["origin", "manifest", "segments", "metadata", VOLUME_KEYS_FOLDER];
     if let Some((part, _)) = store.first_below(&parts).await? {
         match part {
             "origin" => {

@@ -25,7 +25,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) fn look(dir: &Path) -> Found {
+    pub fn look(dir: &Path) -> Found {
         let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
         Found { is_dir: dir.is_dir(), is_lock: has(LOCK), is_identity: has(NODE) || has(NODE_COPY) }
     }

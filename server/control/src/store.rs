@@ -129,11 +129,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of [`Store::open_as`].
-    pub(crate) fn await_as(
-        url: &str,
-        options: &StoreOptions,
-        env_prefix: Option<&str>,
-    ) -> Result<Store> {
+    pub fn await_as(url: &str, options: &StoreOptions, env_prefix: Option<&str>) -> Result<Store> {
         let Some(dir) = Store::dir_of(url)? else {
             return Store::open_as(url, options, env_prefix);
         };
@@ -162,7 +158,7 @@ impl Store {
 
     /// Replaces the objects, except for ownership and keys.
     #[must_use]
-    pub(crate) fn with_bulk(self, bulk: Arc<dyn ObjectStore>) -> Store {
+    pub fn with_bulk(self, bulk: Arc<dyn ObjectStore>) -> Store {
         Store { bulk, ..self }
     }
 
@@ -211,7 +207,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of listing.
-    pub(crate) async fn first_below<'a>(
+    pub async fn first_below<'a>(
         &self,
         parts: &[&'a str],
     ) -> Result<Option<(&'a str, ObjectMeta)>> {
@@ -245,7 +241,7 @@ impl Store {
     }
 
     /// Adds to an error the store's name, the failed operation, and the action that a person can take.
-    pub(crate) fn explain(&self, doing: &str, error: object_store::Error) -> Error {
+    pub fn explain(&self, doing: &str, error: object_store::Error) -> Error {
         let url = &self.url;
         let reason = Reason::of(&error);
         let mut context = match reason {
@@ -281,20 +277,28 @@ impl Store {
 
 /// Reason of a failed request, as far as the caller's next step depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub enum Reason {
+    /// The store refused access.
     Denied,
+    /// No credentials were found for the store.
     NoCredentials,
+    /// The object or bucket does not exist.
     NotFound,
+    /// The object exists, and the request was to create it.
     Exists,
+    /// The store does not support the request.
     Unsupported,
+    /// The store was not reached, or did not answer.
     Unreachable,
     /// The store has named the cause.
     Said(Answer),
+    /// Any other failure.
     Other,
 }
 
 impl Reason {
-    pub(crate) fn of(error: &object_store::Error) -> Reason {
+    /// Classifies an error of a request.
+    pub fn of(error: &object_store::Error) -> Reason {
         match error {
             // Each other kind of error has a meaning on which the caller acts.
             object_store::Error::Generic { .. }
@@ -480,7 +484,7 @@ fn real(dir: &Path) -> PathBuf {
 
 /// Tells whether a URL names the same place as another one, or a place within it, however they are spelled. Blocks if
 /// both are directories, until their file systems answer.
-pub(crate) fn is_within(url: &str, outer: &str) -> bool {
+pub fn is_within(url: &str, outer: &str) -> bool {
     match (Location::parse(url), Location::parse(outer)) {
         // Directories are resolved only if both are directories.
         (Ok(Location::Directory(_)), Ok(outer)) if !matches!(outer, Location::Directory(_)) => {
@@ -496,7 +500,7 @@ pub(crate) fn is_within(url: &str, outer: &str) -> bool {
 }
 
 /// The URL of a folder below the place of a URL.
-pub(crate) fn below(url: &str, folder: &str) -> String {
+pub fn below(url: &str, folder: &str) -> String {
     format!("{}/{folder}", url.trim_end_matches('/'))
 }
 
@@ -744,8 +748,8 @@ mod probe;
 mod proxy;
 mod settings;
 
-pub(crate) use prefix::is_folder_marker;
-#[cfg(test)]
-pub(crate) mod testing;
+pub use prefix::is_folder_marker;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;

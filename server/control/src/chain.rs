@@ -46,7 +46,7 @@ const NUMBER_COUNT_MAX: u64 = 100_000;
 
 /// The outcome of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Created {
+pub enum Created {
     /// The object is ours and the highest.
     Ours,
     /// Another writer has this number or a higher one.
@@ -55,19 +55,20 @@ pub(crate) enum Created {
 
 /// One chain of numbered objects.
 #[derive(Clone, Debug)]
-pub(crate) struct Chain {
+pub struct Chain {
     store: Store,
     objects: Arc<dyn ObjectStore>,
     prefix: &'static str,
 }
 
 impl Chain {
-    pub(crate) fn new(store: &Store, prefix: &'static str) -> Chain {
+    /// Makes the chain of the objects below `prefix`. Sends no request.
+    pub fn new(store: &Store, prefix: &'static str) -> Chain {
         Chain { store: store.clone(), objects: store.control(), prefix }
     }
 
     /// Name of an object, as errors show it.
-    pub(crate) fn name(&self, number: u64) -> String {
+    pub fn name(&self, number: u64) -> String {
         Chain::name_in(self.prefix, number)
     }
 
@@ -98,7 +99,7 @@ impl Chain {
 
     /// The highest number, or `None` for an empty chain. A chain counts as empty once a listing shows other folders of
     /// the pool but not this one, or once several listings agree.
-    pub(crate) async fn newest_number(&self) -> Result<Option<u64>> {
+    pub async fn newest_number(&self) -> Result<Option<u64>> {
         for look in 0..EMPTY_LOOK_COUNT {
             if look > 0 {
                 pause(look - 1).await;
@@ -152,7 +153,7 @@ impl Chain {
     }
 
     /// The error for an object that exists but is missing from listings.
-    pub(crate) fn unlisted(&self, number: u64) -> Error {
+    pub fn unlisted(&self, number: u64) -> Error {
         let what = format!(
             "list {}/: the listing lacks {}, which is there: what the store lists is wrong, and \
              nothing is done on the strength of it. Check the store, or the proxy in front of it",
@@ -163,7 +164,7 @@ impl Chain {
     }
 
     /// The highest object. If the newest object is deleted while it is read, it has a successor, which is read instead.
-    pub(crate) async fn newest(&self) -> Result<Option<(u64, Bytes)>> {
+    pub async fn newest(&self) -> Result<Option<(u64, Bytes)>> {
         for attempt in 0..ATTEMPT_COUNT_MAX {
             let Some(number) = self.newest_number().await? else { return Ok(None) };
             if let Some(bytes) = self.read(number).await? {
@@ -181,7 +182,7 @@ impl Chain {
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported` for one that does not parse or verify; those of [`Chain::newest`].
-    pub(crate) async fn newest_body<T: DeserializeOwned>(
+    pub async fn newest_body<T: DeserializeOwned>(
         &self,
         key: &PoolKey,
     ) -> Result<Option<(u64, T)>> {
@@ -202,7 +203,7 @@ impl Chain {
     }
 
     /// One object, or `None` if it does not exist.
-    pub(crate) async fn read(&self, number: u64) -> Result<Option<Bytes>> {
+    pub async fn read(&self, number: u64) -> Result<Option<Bytes>> {
         let name = self.name(number);
         let got = match self.objects.get(&self.path(number)).await {
             Ok(got) => got,
@@ -238,7 +239,7 @@ impl Chain {
     ///
     /// # Errors
     /// If the outcome could not be learned: the object may exist or come to exist.
-    pub(crate) async fn create(&self, number: u64, bytes: &Bytes) -> Result<Created> {
+    pub async fn create(&self, number: u64, bytes: &Bytes) -> Result<Created> {
         if !self.put_absent(number, bytes).await? {
             return Ok(Created::Lost);
         }
@@ -302,7 +303,7 @@ impl Chain {
     /// # Errors
     /// `Unavailable` if listings do not show `number`, and so may not show the objects below it either; `Corrupt` if
     /// `number` is gone; those of the store.
-    pub(crate) async fn delete_below(&self, number: u64) -> Result<()> {
+    pub async fn delete_below(&self, number: u64) -> Result<()> {
         let Some(numbers) = self.numbers_with(number).await? else {
             return Err(corrupt(&self.name(number), "it is gone"));
         };
@@ -313,7 +314,7 @@ impl Chain {
     }
 
     /// Deletes all but the newest `keep_count` objects, at least 1, as far as a listing shows them.
-    pub(crate) async fn prune(&self, keep_count: usize) -> Result<()> {
+    pub async fn prune(&self, keep_count: usize) -> Result<()> {
         let numbers = self.numbers().await?;
         let old_count = numbers.len().saturating_sub(keep_count.max(1));
         for number in numbers.iter().take(old_count) {
@@ -334,16 +335,17 @@ async fn pause(attempt: u32) {
     tokio::time::sleep(ATTEMPT_PAUSE * 2u32.saturating_pow(attempt.min(8))).await;
 }
 
-pub(crate) fn corrupt(name: &str, why: &str) -> Error {
+/// Makes the error of an object that does not verify: `why` is a clause such as `its checksum is wrong`.
+pub fn corrupt(name: &str, why: &str) -> Error {
     Error::new(ErrorKind::Corrupt, format!("object {name} is damaged: {why}"))
 }
 
 /// Version and feature bits of a document: every root of a format carries them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Format {
+pub struct Format {
     /// A reader refuses a version above its own.
-    pub(crate) version: u32,
+    pub version: u32,
     /// Bits that a reader may ignore.
     pub(crate) compatible: u64,
     /// Bits that a writer must know.
@@ -354,7 +356,7 @@ pub(crate) struct Format {
 
 impl Format {
     /// Version 1 without features, the only format that this build writes.
-    pub(crate) const CURRENT: Format =
+    pub const CURRENT: Format =
         Format { version: 1, compatible: 0, read_only_compatible: 0, incompatible: 0 };
 }
 
@@ -374,12 +376,12 @@ struct SealLine {
 }
 
 /// Returns the bytes of a document with `body`, sealed under `key`.
-pub(crate) fn seal_document<T: Serialize>(key: &PoolKey, purpose: &str, body: &T) -> Result<Bytes> {
+pub fn seal_document<T: Serialize>(key: &PoolKey, purpose: &str, body: &T) -> Result<Bytes> {
     seal_document_with(random_bytes(), key, purpose, body)
 }
 
 /// Like [`seal_document`]; `salt` must be random and used once.
-pub(crate) fn seal_document_with<T: Serialize>(
+pub fn seal_document_with<T: Serialize>(
     salt: [u8; SALT_BYTES],
     key: &PoolKey,
     purpose: &str,
@@ -405,11 +407,11 @@ pub(crate) fn seal_document_with<T: Serialize>(
 
 /// The cipher of document seals and key slots. It is fixed, because the pool's choice is not known before they are
 /// read.
-pub(crate) const ALGORITHM: Algorithm = Algorithm::ChaCha20Poly1305;
+pub const ALGORITHM: Algorithm = Algorithm::ChaCha20Poly1305;
 
 /// A document with a valid checksum. Its contents are not trusted before [`Document::verify`].
 #[derive(Debug)]
-pub(crate) struct Document<'a> {
+pub struct Document<'a> {
     name: &'a str,
     body: &'a str,
     salt: [u8; SALT_BYTES],
@@ -418,7 +420,7 @@ pub(crate) struct Document<'a> {
 
 impl<'a> Document<'a> {
     /// Splits `bytes`, the contents of the object `name`, and verifies checksum and format.
-    pub(crate) fn parse(name: &'a str, bytes: &'a [u8]) -> Result<Document<'a>> {
+    pub fn parse(name: &'a str, bytes: &'a [u8]) -> Result<Document<'a>> {
         let text = std::str::from_utf8(bytes).map_err(|_| corrupt(name, "it is not text"))?;
         let (body, rest) = text.split_once('\n').ok_or_else(|| corrupt(name, "it is cut short"))?;
         let seal = rest.strip_suffix('\n').ok_or_else(|| corrupt(name, "it is cut short"))?;
@@ -452,7 +454,7 @@ impl<'a> Document<'a> {
     }
 
     /// The contents, which may be unverified.
-    pub(crate) fn body<T: DeserializeOwned>(&self) -> Result<T> {
+    pub fn body<T: DeserializeOwned>(&self) -> Result<T> {
         serde_json::from_str(self.body).map_err(|error| {
             Error::with_source(
                 ErrorKind::Corrupt,
@@ -463,7 +465,7 @@ impl<'a> Document<'a> {
     }
 
     /// Checks whether the document was sealed under `key` for `purpose`.
-    pub(crate) fn verify(&self, key: &PoolKey, purpose: &str) -> Result<()> {
+    pub fn verify(&self, key: &PoolKey, purpose: &str) -> Result<()> {
         let mut tag = self.tag;
         key.derive(ALGORITHM, &self.salt, purpose)
             .open(0, self.body.as_bytes(), &mut tag)
@@ -472,7 +474,8 @@ impl<'a> Document<'a> {
     }
 }
 
-pub(crate) fn to_hex(bytes: &[u8]) -> String {
+/// Formats bytes as lower-case hex.
+pub fn to_hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
         write!(text, "{byte:02x}").expect("a string takes all");
@@ -480,13 +483,14 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Exactly `N` bytes of lower-case hex. Only one spelling is accepted, so that a flipped bit is noticed.
-pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+/// Parses exactly `N` bytes of lower-case hex. Only one spelling is accepted, so that a flipped bit is noticed.
+pub fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let bytes = vec_from_hex(text)?;
     bytes.try_into().ok()
 }
 
-pub(crate) fn vec_from_hex(text: &str) -> Option<Vec<u8>> {
+/// Parses lower-case hex of any length, with the same strictness as [`from_hex`].
+pub fn vec_from_hex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
         b'a'..=b'f' => Some(byte - b'a' + 10),

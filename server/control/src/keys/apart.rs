@@ -23,7 +23,7 @@ impl KeyRing {
     ///
     /// # Errors
     /// `Corrupt` for a ring that is damaged or has other data keys; errors reading the store.
-    pub(crate) async fn is_apart(store: &Store, key: &PoolKey) -> Result<Option<bool>> {
+    pub async fn is_apart(store: &Store, key: &PoolKey) -> Result<Option<bool>> {
         let found = Self::find_apart(&Chain::new(store, "keyring"), key).await?;
         Ok(found.map(|(body, _)| body.is_apart))
     }
@@ -48,7 +48,7 @@ impl KeyRing {
     /// # Errors
     /// `Busy` if the copy has a key of its own other than `path`, or another process changed the
     /// ring; errors reading the key file.
-    pub(crate) async fn give_apart(
+    pub async fn give_apart(
         store: &Store,
         (pool, data_keys): (Uuid, &[DataKey]),
         path: &Path,
@@ -117,7 +117,7 @@ impl KeyRing {
     }
 
     /// Returns the ring of a copy in the form for a pool that is restored from it.
-    pub(crate) fn for_pool(&self) -> Result<(u64, bytes::Bytes)> {
+    pub fn for_pool(&self) -> Result<(u64, bytes::Bytes)> {
         let body = RingBody { is_apart: false, ..self.body.clone() };
         Ok((body.number, seal_document(&self.newest().key, PURPOSE, &body)?))
     }

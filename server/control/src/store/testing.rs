@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 /// Kind of misbehaviour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// None.
     #[default]
     None,
@@ -36,40 +36,43 @@ pub(crate) enum Fault {
 }
 
 /// A memory store with a fault.
-pub(crate) struct FaultyStore {
+pub struct FaultyStore {
     inner: InMemory,
     fault: Fault,
     count: Arc<AtomicU64>,
 }
 
 impl FaultyStore {
-    pub(crate) fn new(fault: Fault) -> Arc<FaultyStore> {
+    /// Makes an empty store with this fault.
+    pub fn new(fault: Fault) -> Arc<FaultyStore> {
         Arc::new(FaultyStore { inner: InMemory::new(), fault, count: Arc::default() })
     }
 
     /// A store for the code under test.
-    pub(crate) fn store(self: &Arc<Self>) -> Store {
+    pub fn store(self: &Arc<Self>) -> Store {
         Store::from_objects("memory", Arc::clone(self) as Arc<dyn ObjectStore>)
     }
 
     /// Names of all objects.
-    pub(crate) async fn names(&self) -> Vec<String> {
+    pub async fn names(&self) -> Vec<String> {
         let mut names: Vec<String> =
             self.inner.list(None).map(|meta| meta.unwrap().location.to_string()).collect().await;
         names.sort();
         names
     }
 
-    pub(crate) async fn bytes(&self, name: &str) -> Bytes {
+    /// Contents of an object, which must exist.
+    pub async fn bytes(&self, name: &str) -> Bytes {
         self.inner.get(&Path::from(name)).await.unwrap().bytes().await.unwrap()
     }
 
     /// Puts bytes without any fault.
-    pub(crate) async fn set(&self, name: &str, bytes: impl Into<PutPayload>) {
+    pub async fn set(&self, name: &str, bytes: impl Into<PutPayload>) {
         self.inner.put(&Path::from(name), bytes.into()).await.unwrap();
     }
 
-    pub(crate) async fn remove(&self, name: &str) {
+    /// Removes an object without any fault.
+    pub async fn remove(&self, name: &str) {
         self.inner.delete(&Path::from(name)).await.unwrap();
     }
 
@@ -223,7 +226,7 @@ impl ObjectStore for FaultyStore {
 }
 
 /// A memory store whose segments can be kept from being written and from being read: callers wait.
-pub(crate) struct GatedStore {
+pub struct GatedStore {
     inner: InMemory,
     writes: watch::Sender<bool>,
     reads: watch::Sender<bool>,
@@ -231,7 +234,8 @@ pub(crate) struct GatedStore {
 }
 
 impl GatedStore {
-    pub(crate) fn new() -> Arc<GatedStore> {
+    /// Makes an empty store that keeps nothing waiting.
+    pub fn new() -> Arc<GatedStore> {
         let (writes, reads) = (watch::Sender::new(true), watch::Sender::new(true));
         Arc::new(GatedStore {
             inner: InMemory::new(),
@@ -242,17 +246,17 @@ impl GatedStore {
     }
 
     /// Sets whether segments can be written.
-    pub(crate) fn set_writes(&self, are_open: bool) {
+    pub fn set_writes(&self, are_open: bool) {
         self.writes.send_replace(are_open);
     }
 
     /// Sets whether segments can be read.
-    pub(crate) fn set_reads(&self, are_open: bool) {
+    pub fn set_reads(&self, are_open: bool) {
         self.reads.send_replace(are_open);
     }
 
     /// Number of reads of segments that have had to wait.
-    pub(crate) fn waiting_reads(&self) -> u64 {
+    pub fn waiting_reads(&self) -> u64 {
         self.waiting_reads.load(Ordering::SeqCst)
     }
 }

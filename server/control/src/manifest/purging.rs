@@ -11,11 +11,7 @@ use block::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// `Busy` if it was restored at the same moment, or another purge has begun.
-pub(crate) async fn begin_purge(
-    store: &Store,
-    key: &PoolKey,
-    newest: &Manifest,
-) -> Result<Manifest> {
+pub async fn begin_purge(store: &Store, key: &PoolKey, newest: &Manifest) -> Result<Manifest> {
     let mut purging = successor(newest);
     purging.is_purging = true;
     let bytes = seal_document(key, PURPOSE, &purging)?;
@@ -34,7 +30,7 @@ pub(crate) async fn begin_purge(
 
 /// Reads the newest manifest without its key ring, so that a forged one is not detected. This
 /// suffices to finish a purge, which has deleted everything but manifests by then.
-pub(crate) async fn read_unverified(store: &Store) -> Result<Option<Manifest>> {
+pub async fn read_unverified(store: &Store) -> Result<Option<Manifest>> {
     let chain = Chain::new(store, "manifest");
     let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };
     Document::parse(&chain.name(number), &bytes)?.body().map(Some)

@@ -15,7 +15,7 @@ const TOLD_MAX: usize = 256;
 /// Reports whether an object may be the marker by which consoles show a folder. A marker is empty,
 /// and its key ends with a slash, which is not visible here. It holds no data, so a folder with
 /// nothing else in it counts as empty. Spindle makes no empty objects there.
-pub(crate) fn is_folder_marker(object: &ObjectMeta) -> bool {
+pub fn is_folder_marker(object: &ObjectMeta) -> bool {
     object.size == 0
 }
 

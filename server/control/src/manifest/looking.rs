@@ -14,7 +14,7 @@ use uuid::Uuid;
 ///
 /// # Errors
 /// Errors of [`super::Ownership::acquire`], which takes the pool. Nothing is written.
-pub(crate) async fn look(
+pub async fn look(
     store: &Store,
     node: &NodeDir,
     key: &PoolKey,

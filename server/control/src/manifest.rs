@@ -29,8 +29,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 use uuid::Uuid;
 
-pub(crate) use looking::look;
-pub(crate) use purging::{begin_purge, read_unverified};
+pub use looking::look;
+pub use purging::{begin_purge, read_unverified};
 
 /// Manifests kept for people to read; only the newest counts.
 const KEEP_COUNT: usize = 4;
@@ -280,7 +280,7 @@ impl Ownership {
 ///
 /// # Errors
 /// `Busy` if another pool was created there at the same moment.
-pub(crate) async fn begin_restored(
+pub async fn begin_restored(
     store: &Store,
     key: &PoolKey,
     pool: Uuid,
@@ -310,7 +310,7 @@ pub(crate) async fn begin_restored(
 }
 
 /// Name of the manifest with this number.
-pub(crate) fn object_name(number: u64) -> String {
+pub fn object_name(number: u64) -> String {
     Chain::name_in("manifest", number)
 }
 
@@ -641,7 +641,7 @@ impl NodeDir {
 
     /// Epoch under which the list of clients was last rewritten here.
     #[must_use]
-    pub(crate) fn clients_epoch(&self) -> Epoch {
+    pub fn clients_epoch(&self) -> Epoch {
         Epoch(self.file.lock().clients_epoch)
     }
 
@@ -649,7 +649,7 @@ impl NodeDir {
     ///
     /// # Errors
     /// Those of writing node.json.
-    pub(crate) fn note_clients_epoch(&self, epoch: Epoch) -> Result<()> {
+    pub fn note_clients_epoch(&self, epoch: Epoch) -> Result<()> {
         self.file.lock().clients_epoch = epoch.0;
         self.save()
     }
