@@ -19,9 +19,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("wal", &["block"]),
     ("tiering", &["block"]),
     ("control", &["block", "tiering"]),
-    ("server", &["block", "control", "nbd", "tiering", "ublk", "wal"]),
+    ("engine", &["block", "control", "tiering", "wal"]),
+    ("server", &["block", "control", "engine", "nbd", "tiering", "ublk", "wal"]),
     ("tests", &[]),
-    ("benches", &["block", "nbd", "server", "tiering", "ublk", "wal"]),
+    ("benches", &["block", "engine", "nbd", "server", "tiering", "ublk", "wal"]),
 ];
 
 /// Licences that allow the binary to be given away under this project's own. Source: deny.toml.

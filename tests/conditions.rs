@@ -12,7 +12,7 @@ use std::path::Path;
 /// The test that raises each kind: its file, from the workspace's root, and its name. A kind that
 /// depends only on a limit or an age may be raised by a test of its texts.
 const RAISED_BY: &[(&str, &str, &str)] = &[
-    ("PoolStopped", "server/src/serve/opening/tests.rs", "a_pool_that_stops_is_a_condition"),
+    ("PoolStopped", "server/engine/src/opening/tests.rs", "a_pool_that_stops_is_a_condition"),
     (
         "StoreUnavailable",
         "tests/e2e/conditions.rs",
@@ -26,18 +26,22 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "DestageFailing",
-        "server/src/pool/tests/aside.rs",
+        "server/engine/src/pool/tests/aside.rs",
         "a_side_file_that_cannot_be_written_leaves_nothing_behind",
     ),
-    ("VolumeStalled", "server/src/pool/tests/aside.rs", "a_volume_that_is_aside_is_a_condition"),
+    (
+        "VolumeStalled",
+        "server/engine/src/pool/tests/aside.rs",
+        "a_volume_that_is_aside_is_a_condition",
+    ),
     (
         "WritesLost",
-        "server/src/serve/opening/tests.rs",
+        "server/engine/src/opening/tests.rs",
         "a_log_that_was_given_up_makes_every_volume_step_back",
     ),
     (
         "LogTailUnproven",
-        "server/src/conditions/tests.rs",
+        "server/engine/src/conditions/tests.rs",
         "a_tail_that_is_not_proven_is_a_condition_until_the_next_opening",
     ),
     (
@@ -47,7 +51,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "LogSpace",
-        "server/src/serve/opening/tests.rs",
+        "server/engine/src/opening/tests.rs",
         "a_ring_that_is_larger_than_its_disk_is_a_condition",
     ),
     (
@@ -68,7 +72,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ("CacheFailing", "tiering/src/cache/tests.rs", "frames_that_do_not_verify_are_a_condition"),
     (
         "NoRecoveryKey",
-        "server/src/serve/opening/tests.rs",
+        "server/src/serve/tests.rs",
         "a_recovery_key_that_was_not_made_is_a_condition_until_it_is",
     ),
     (
@@ -88,7 +92,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "ScrubFailing",
-        "server/src/serve/opening/tests.rs",
+        "server/engine/src/opening/tests.rs",
         "a_scrub_whose_record_cannot_be_read_is_a_condition",
     ),
     (
@@ -103,12 +107,12 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "MaintenanceFailing",
-        "server/src/destage/upkeep.rs",
+        "server/engine/src/destage/upkeep.rs",
         "a_job_that_fails_for_long_is_a_condition_until_it_succeeds",
     ),
     (
         "JobDied",
-        "server/src/jobs.rs",
+        "server/engine/src/jobs.rs",
         "a_vital_job_that_panics_ends_the_process_and_a_useful_one_does_not",
     ),
     (
@@ -118,17 +122,17 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "DescriptorLimit",
-        "server/src/conditions/tests.rs",
+        "server/engine/src/conditions/tests.rs",
         "a_limit_of_descriptors_below_what_is_configured_is_a_condition",
     ),
     (
         "ClockJumped",
-        "server/src/clock/tests.rs",
+        "server/engine/src/clock/tests.rs",
         "a_jump_forward_passes_no_deadline_until_the_clock_has_gone_evenly_for_a_day",
     ),
     (
         "ClientSilent",
-        "server/src/claims/silent.rs",
+        "server/engine/src/claims/silent.rs",
         "a_client_that_does_not_answer_is_a_condition_until_it_does",
     ),
     (
@@ -138,7 +142,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "LogUnreadable",
-        "server/src/conditions/tests.rs",
+        "server/engine/src/conditions/tests.rs",
         "parts_of_the_log_that_the_disk_does_not_read_are_a_condition",
     ),
     (
@@ -153,12 +157,12 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "RestoreIncomplete",
-        "server/src/restore/incomplete.rs",
+        "server/engine/src/restore/incomplete.rs",
         "the_condition_names_objects_and_stays_short",
     ),
     (
         "KeyMissing",
-        "server/src/conditions/tests.rs",
+        "server/engine/src/conditions/tests.rs",
         "a_volume_without_its_own_key_is_a_condition_under_its_present_name",
     ),
 ];

@@ -39,7 +39,7 @@ pub mod tls;
 pub mod wire;
 
 pub use exports::{Access, Client, Export, Exports, Peer};
-pub use line::{CLIENT_TIMEOUT, Line, Silence};
+pub use line::{CLIENT_TIMEOUT, Line};
 pub use places::RESERVED_COUNT;
 pub use server::{
     KernelConnection, Listener, Place, Server, ServerOptions, Status, check_listen_address,

@@ -6,8 +6,8 @@
 //!   connection open.
 
 use crate::stream::{Plain, Stream, is_closed};
+use block::Silence;
 use block::units::array_at;
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -48,22 +48,6 @@ impl PartialEq for Line {
 
 impl Eq for Line {}
 
-/// The silence of a client that should have answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Silence {
-    /// Time since the last packet from the client.
-    pub lasts: Duration,
-    /// Remaining time until the connection is closed, unless the client answers.
-    pub gives_up_in: Duration,
-}
-
-impl fmt::Display for Silence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (lasts, rest) = (self.lasts.as_secs(), self.gives_up_in.as_secs());
-        write!(f, "silent for {lasts} s, given up within {rest} s")
-    }
-}
-
 impl Watched {
     /// Duplicates the descriptor of the connection.
     pub(crate) fn new(
@@ -79,10 +63,9 @@ impl Watched {
     }
 }
 
-impl Line {
+impl block::Line for Line {
     /// Whether the connection has ended, or its client has closed it or its sending direction.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         match &self.0 {
             None => false,
             Some(watched) => {
@@ -92,8 +75,7 @@ impl Line {
     }
 
     /// Returns the silence of the client, or `None` if it answers or has nothing to answer.
-    #[must_use]
-    pub fn silence(&self) -> Option<Silence> {
+    fn silence(&self) -> Option<Silence> {
         let watched = self.0.as_ref()?.upgrade()?;
         if !watched.is_tcp {
             return None; // the client runs on this machine
@@ -182,6 +164,7 @@ fn tcp_info(socket: BorrowedFd<'_>) -> Option<[u8; TCP_INFO_BYTES]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::Line as _;
     use tokio::io::AsyncWriteExt;
     use tokio::net::{TcpListener, TcpStream, UnixStream};
 

@@ -19,6 +19,7 @@ use crate::places::{From, Negotiating, Negotiations, Places, Refusals, Taken};
 use crate::session::{Counters, End, Session, SessionOptions};
 use crate::stream::{Inbox, Plain, Stream};
 use crate::tls::{self, TlsMode, TlsOptions};
+use block::Line as _;
 use block::{Conditions, Error, ErrorKind, Result};
 use std::io;
 use std::net::SocketAddr;

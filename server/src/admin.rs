@@ -13,13 +13,13 @@ pub mod info;
 
 pub use info::*;
 
-use crate::asker::Asker;
 use crate::attach::{AttachOptions, AttachmentInfo};
-use crate::claims::ClientInfo;
-use crate::copies::NewCopy;
-use crate::record::Durability;
 use block::{Error, ErrorKind, Result};
 use control::keys::{NewKey, Secret, SlotKind};
+use engine::asker::Asker;
+use engine::claims::ClientInfo;
+use engine::copies::NewCopy;
+use engine::record::Durability;
 use serde::{Deserialize, Serialize};
 use std::future::Future;
 use std::os::unix::fs::PermissionsExt;

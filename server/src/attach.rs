@@ -9,16 +9,17 @@
 //! - The list does not change after the devices are given up at a stop: it then belongs to the next daemon.
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
-use crate::claims::{Claim, Claims};
-use crate::glue::exports::{Attachment, PoolExports};
+use crate::glue::exports::PoolExports;
 use crate::planted::planted;
-use crate::pool::Pool;
-use crate::record::Durability;
-use crate::volume::Volume;
 use block::conditions::Report;
 use block::env::random_bytes;
 use block::{ConditionKind, Epoch, Error, ErrorKind, Result, VolumeId};
 use control::manifest::NodeDir;
+use engine::claims::{Claim, Claims};
+use engine::pool::Pool;
+use engine::record::Durability;
+use engine::session::Attachment;
+use engine::volume::Volume;
 use kernel::{Device, IO_BYTES_MAX, Parts};
 use nbd::Server;
 use parking_lot::Mutex as SyncMutex;
@@ -358,7 +359,7 @@ impl Attachments {
             "the kernel is not told a new size of the volume",
         );
         let jobs = self.pool.supervisor();
-        let resizes = jobs.spawn(crate::jobs::Need::Useful, job, async move {
+        let resizes = jobs.spawn(engine::jobs::Need::Useful, job, async move {
             while sizes.changed().await.is_ok() {
                 let (device, newest) = (resized.clone(), sizes.clone());
                 let told = blocking(move || tell_size(&device, &newest));
@@ -739,7 +740,7 @@ pub fn user_in(dir: &Path, volume: Option<u32>) -> Result<Option<String>> {
         let device = device.unwrap_or_else(|| "a device".into());
         return Ok(Some(format!("{}, which waits for the daemon", device.display())));
     }
-    let label = crate::claims::label_in(dir, is_meant)?;
+    let label = engine::claims::label_in(dir, is_meant)?;
     Ok(label.map(|label| format!("a device of client {label}")))
 }
 

@@ -18,11 +18,7 @@ use crate::admin::{self, AdminHandler, DiffInfo, Request, ScheduleSet};
 use crate::attach::remote::RemoteOptions;
 use crate::attach::{self, AttachOptions, Driver};
 use crate::config::{self, Config};
-use crate::copies::NewCopy;
-use crate::restore::Asked;
-use crate::schedule::{Keep, Schedule};
 use crate::serve::EXIT_LOG_FAILED;
-use crate::snapshot::SnapshotName;
 use args::{
     Cli, Command, ConfigCommand, CopyCommand, KeyCommand, NewKeyArgs, Output, PoolCommand,
     ScrubCommand, SnapshotCommand, VolumeCommand,
@@ -30,6 +26,10 @@ use args::{
 use block::{Error, ErrorKind, Result};
 use clap::Parser;
 use control::keys::{KeySource, NewKey};
+use engine::copies::NewCopy;
+use engine::restore::Asked;
+use engine::schedule::{Keep, Schedule};
+use engine::snapshot::SnapshotName;
 use rustix::io::Errno;
 use rustix::mm::MlockAllFlags;
 use std::io::{IsTerminal, Write};
@@ -232,7 +232,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
         Command::Clone { pool, snapshot, name, ttl } => {
             let usage = |why: String| Failure::Usage(Error::new(ErrorKind::Invalid, why));
             block::quantities::check_name("volume", name).map_err(usage)?;
-            crate::record::check_free_name(name).map_err(Failure::Usage)?;
+            engine::record::check_free_name(name).map_err(Failure::Usage)?;
             let of: SnapshotName = snapshot.parse().map_err(Failure::Usage)?;
             of.single().map_err(Failure::Usage)?;
             let (snapshot, name) = (snapshot.clone(), name.clone());
@@ -246,7 +246,7 @@ async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             check_env_prefix(env_prefix.as_deref())?;
             check_rate(*rate)?;
             let config = load(&pool.config, &pool.overrides())?;
-            let (url, snapshot) = crate::restore::split_snapshot(url);
+            let (url, snapshot) = engine::restore::split_snapshot(url);
             let (url, rate) = (place(url)?, rate.map(|rate| rate.0));
             let name = name.as_deref().map(|name| name_in_pool(&config, name)).transpose()?;
             let from = (&*url, Asked { snapshot, volumes: volume, name });
@@ -319,7 +319,7 @@ fn volume_request(command: &VolumeCommand) -> Result<(&args::PoolArgs, Request),
     let (pool, name, request) = match command {
         VolumeCommand::List { pool } => return Ok((pool, Request::VolumeList)),
         VolumeCommand::Create { pool, name, size, durability, own_key, dedup } => {
-            crate::record::check_not_reserved(name).map_err(Failure::Usage)?;
+            engine::record::check_not_reserved(name).map_err(Failure::Usage)?;
             config::check_volume_size(name, size.0).map_err(Failure::Usage)?;
             let durability = (*durability).into();
             (
@@ -389,7 +389,7 @@ fn name_in_pool<'a>(config: &Config, text: &'a str) -> Result<&'a str, Failure> 
         None => text,
     };
     block::quantities::check_name("volume", name).map_err(usage)?;
-    crate::record::check_free_name(name).map_err(Failure::Usage)?;
+    engine::record::check_free_name(name).map_err(Failure::Usage)?;
     Ok(name)
 }
 

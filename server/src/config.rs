@@ -13,17 +13,22 @@ mod unknown;
 
 pub use budget::Budget;
 
-use crate::record::Durability;
 use block::quantities::{self, ByteSize, Span};
 use block::seal::Algorithm;
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{Error, ErrorKind, Result};
 use control::keys::{KeySource, NewKey};
+use engine::config::{DataConfig, PoolConfig, VolumeConfig};
+use engine::destage::{DestageOptions, ReclaimPace};
+use engine::record::Durability;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use tiering::ReclaimOptions;
+use tiering::cache::CacheOptions;
+use wal::{IoMode, LogOptions};
 
 /// Every option, spelled as in `spindle.toml`. [`options::OPTIONS`] explains each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -232,6 +237,19 @@ pub struct VolumeSettings {
     pub dedup: Option<bool>,
 }
 
+impl VolumeSettings {
+    fn wanted(&self) -> VolumeConfig {
+        VolumeConfig {
+            name: self.name.clone(),
+            size_bytes: self.size.0,
+            durability: self.durability,
+            is_read_only: self.read_only,
+            own_key: self.own_key,
+            dedup: self.dedup,
+        }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -427,6 +445,71 @@ impl Config {
     #[must_use]
     pub fn budget(&self) -> &Budget {
         &self.budget
+    }
+
+    /// What the engine needs to know of it.
+    #[must_use]
+    pub fn pool(&self) -> PoolConfig {
+        let (settings, budget) = (self.settings(), self.budget());
+        let log = &settings.log;
+        let default = LogOptions::default();
+        PoolConfig {
+            dir: self.dir().to_owned(),
+            store_url: self.store_url().to_owned(),
+            name: settings.name.clone(),
+            keys: self.key_source(),
+            key_file: settings.keys.file.clone(),
+            retention: settings.deleted_retention.duration(),
+            volumes: settings.volumes.iter().map(VolumeSettings::wanted).collect(),
+            log: LogOptions {
+                ring_bytes: log.size.0,
+                file_bytes: log.file_size.0,
+                io_mode: match log.io {
+                    LogIo::Auto => IoMode::default(),
+                    LogIo::Buffered => IoMode::Buffered,
+                    LogIo::Direct => IoMode::Direct,
+                },
+                algorithm: settings.encryption.cipher.algorithm(),
+                payload_memory_bytes: budget.log_payload_bytes,
+                entry_count_max: budget.extent_count_max,
+                generation_bytes_max: default.generation_bytes_max.min(log.size.0 / 8),
+                ..default
+            },
+            destage: DestageOptions {
+                max_age: settings.destage.max_age.duration(),
+                reclaim: ReclaimPace {
+                    reclaim: ReclaimOptions {
+                        target_percent: settings.reclaim.space_percent.into(),
+                    },
+                    rate: settings.reclaim.rate.0,
+                },
+                ..DestageOptions::default()
+            },
+            data: self.data(),
+            memory_bytes_max: budget.total_bytes,
+            connection_count_max: u64::from(settings.nbd.connection_count_max)
+                + nbd::RESERVED_COUNT as u64,
+            machine_files: vec![crate::attach::FILE],
+        }
+    }
+
+    fn data(&self) -> DataConfig {
+        let (settings, budget) = (self.settings(), self.budget());
+        DataConfig {
+            algorithm: settings.encryption.cipher.algorithm(),
+            zstd_level: settings.destage.compression_level,
+            segment_bytes: settings.destage.segment_size.0,
+            memory_cache_bytes: budget.memory_cache_bytes,
+            stream_bytes: budget.stream_bytes,
+            cache: self.cache_dir().map(|dir| CacheOptions {
+                index_bytes: budget.cache_index_bytes,
+                pending_bytes_max: budget.cache_pending_bytes,
+                ..CacheOptions::new(dir, settings.cache.size.0)
+            }),
+            cache_index_wanted_bytes: budget.cache_index_wanted_bytes,
+            map_cache_bytes: budget.map_cache_bytes,
+            metadata_cache_bytes: budget.metadata_cache_bytes,
+        }
     }
 
     /// The secret that opens the pool.

@@ -7,16 +7,16 @@
 //! - It listens only at the addresses it is given, never at the pool's: a client of the pool must not read old bytes.
 
 use crate::config::Config;
-use crate::copies::StateRecord;
-use crate::copies::target::{Pin, Target};
 use crate::glue::copy_exports::CopyExports;
 use crate::serve::{
-    EXIT_AT_ONCE, Signals, listen, prepare_process, reading_options, reload_tls, server_options,
-    watch_signal,
+    EXIT_AT_ONCE, Signals, listen, prepare_process, reload_tls, server_options, watch_signal,
 };
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
+use engine::copies::StateRecord;
+use engine::copies::target::{Pin, Target};
+use engine::opening::reading_options;
 use nbd::{Listener, Server};
 use std::path::Path;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ async fn begin(
     pinned: &Pinned,
 ) -> Result<Reading> {
     let Pinned { target, pool, key, state, .. } = pinned;
-    let mut options = reading_options(config, &target.view(state), *pool, key, state.epoch);
+    let mut options = reading_options(&config.pool(), &target.view(state), *pool, key, state.epoch);
     options.volume_keys = target.volume_keys(key, *pool).await?;
     options.left_out = state.left_out();
     let tier = Tier::open_read_only(options).await?;

@@ -10,15 +10,16 @@
 //! - Only objects below the folders that spindle itself creates in the pool's prefix are deleted.
 
 use crate::attach;
-use crate::clock;
 use crate::config::Config;
-use crate::serve::{self, Opening};
+use crate::serve;
 use block::quantities;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use control::keys::{KeyRing, KeySource};
 use control::manifest::{self, Manifest};
 use control::store::{Reason, Store, StoreOptions, is_folder_marker};
+use engine::clock;
+use engine::opening::Opening;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectMeta, ObjectStore};
@@ -119,7 +120,7 @@ pub async fn restore(config: &Config) -> Result<PoolRestored> {
 /// `Invalid` for a pool that is not removed, `Busy` for one that is still retained; those of the
 /// store and of the key. A purge that was cut short can be repeated.
 pub async fn purge(config: &Config, now: bool) -> Result<PoolPurged> {
-    serve::check_store_dir_exists(config)?;
+    engine::opening::check_store_dir_exists(&config.pool())?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
     let kept = Kept {
         retention: config.settings().deleted_retention.duration(),
@@ -220,8 +221,8 @@ async fn begin(store: &Store, source: &KeySource, kept: Kept, now: bool) -> Resu
 
 /// Unpins the copy from which the pool was restored, as the pool no longer needs it.
 async fn leave_origin(store: &Store, key: &PoolKey, pool: Uuid) -> Result<()> {
-    if let Some(origin) = crate::restore::read(store, key, pool).await? {
-        crate::restore::leave(&origin).await;
+    if let Some(origin) = engine::restore::read(store, key, pool).await? {
+        engine::restore::leave(&origin).await;
     }
     Ok(())
 }
@@ -238,11 +239,11 @@ async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Resu
         delete_folder(store, &bulk, folder, None, purged).await?;
     }
     let control = store.control();
-    delete_folder(store, &control, crate::restore::FOLDER, None, purged).await?;
-    delete_folder(store, &control, crate::copies::list::FOLDER, None, purged).await?;
-    delete_folder(store, &control, crate::scrub::FOLDER, None, purged).await?;
-    delete_folder(store, &control, crate::serve::failed_log::FOLDER, None, purged).await?;
-    delete_folder(store, &control, crate::volume_keys::FOLDER, None, purged).await?;
+    delete_folder(store, &control, engine::restore::FOLDER, None, purged).await?;
+    delete_folder(store, &control, engine::copies::list::FOLDER, None, purged).await?;
+    delete_folder(store, &control, engine::scrub::FOLDER, None, purged).await?;
+    delete_folder(store, &control, engine::failed_log::FOLDER, None, purged).await?;
+    delete_folder(store, &control, engine::volume_keys::FOLDER, None, purged).await?;
     delete_folder(store, &control, "keyring", None, purged).await?;
     let last = ObjectPath::from(manifest::object_name(newest));
     delete_folder(store, &control, "manifest", Some(&last), purged).await?;

@@ -4,6 +4,7 @@
 use crate::World;
 use crate::client::Client;
 use crate::memory::{MemoryDevice, MemoryExports};
+use block::Line as _;
 use nbd::wire::{Dialect, command};
 use nbd::{Line, Listener, Server, ServerOptions, TlsMode};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};

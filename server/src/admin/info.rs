@@ -1,8 +1,8 @@
 //! Contents of the replies, also printed by `-o json`. Each shape is defined once.
 
-use crate::record::Durability;
-use crate::schedule::Keep;
 use control::keys::SlotKind;
+use engine::record::Durability;
+use engine::schedule::Keep;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -177,7 +177,7 @@ impl AdminHandler for Waiting {
         tokio::select! {
             biased;
             reply = asked => reply,
-            () = crate::asker::gone() => {
+            () = engine::asker::gone() => {
                 self.0.send("gone").unwrap();
                 Err(Error::new(ErrorKind::Unavailable, "nobody waits"))
             }

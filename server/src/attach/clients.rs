@@ -1,8 +1,8 @@
 //! Clients that have volumes attached or open, as seen by commands about devices.
 
 use super::{Attachments, changeable};
-use crate::claims::{ClientInfo, Unattached};
 use block::{Error, ErrorKind, Result, VolumeId};
+use engine::claims::{ClientInfo, Unattached};
 
 impl Attachments {
     /// Ends the attachments that clients have of a volume. `None` if there are none.

@@ -3,8 +3,9 @@
 use super::apart;
 use super::record::{AttachOptions, Driver, Record};
 use super::udev;
-use crate::glue::exports::{Attachment, PoolExports};
+use crate::glue::exports::PoolExports;
 use block::{BlockDevice, Error, ErrorKind, Result};
+use engine::session::Attachment;
 use nbd::handshake::Handshake;
 use nbd::kernel::{Siblings, Stop};
 use nbd::{Counters, KernelConnection, Place, Server, TlsMode};

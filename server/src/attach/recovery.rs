@@ -8,9 +8,9 @@
 use super::kernel::{self, Device};
 use super::{AT_ONCE_MAX, AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
 use super::{blocking, changeable};
-use crate::claims::Claim;
 use block::env::random_bytes;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
+use engine::claims::Claim;
 use futures::{StreamExt, stream};
 use std::collections::BTreeMap;
 

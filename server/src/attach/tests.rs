@@ -3,8 +3,10 @@
 use super::*;
 use crate::admin::{AdminHandler, Request};
 use crate::config::{Config, Override};
-use crate::record::Durability;
-use crate::serve::{self, OpenPool, Opening};
+use crate::serve;
+use engine::open_pool::OpenPool;
+use engine::opening::Opening;
+use engine::record::Durability;
 use nbd::ServerOptions;
 
 /// Opens a small pool below `place` with the volume `db`.

@@ -1,9 +1,9 @@
 //! Defines the grammar of the command line, and translates its flags into configuration.
 
 use crate::config::Override;
-use crate::record::Durability;
 use block::quantities::{ByteSize, Span};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use engine::record::Durability;
 use std::path::PathBuf;
 use toml::Value;
 

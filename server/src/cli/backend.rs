@@ -6,9 +6,9 @@ use crate::attach::{self, remote::RemoteOptions};
 use crate::config::Config;
 use crate::glue::admin::{AdminPool, Look};
 use crate::removal::{self, PoolPurged, PoolRemoved, PoolRestored};
-use crate::restore::{Asked, PoolOfCopy};
-use crate::serve::Opening;
 use block::{Error, ErrorKind, Result};
+use engine::opening::Opening;
+use engine::restore::{Asked, PoolOfCopy};
 use std::path::Path;
 
 /// Serves until a stop is requested; calls `announce` with the endpoints when everything answers.
@@ -37,7 +37,7 @@ pub(super) async fn fsck(config: Config) -> Result<FsckInfo> {
     match admin::call(config.dir(), &Request::Fsck).await? {
         Some(Reply::Fsck(found)) => Ok(found),
         Some(_) => Err(Error::new(ErrorKind::Unavailable, "the daemon's reply is not understood")),
-        None => crate::serve::fsck(&config).await,
+        None => engine::fsck::fsck(&config.pool()).await.map(crate::serve::fsck_info),
     }
 }
 
@@ -48,7 +48,7 @@ pub(super) async fn restore(
     env_prefix: Option<&str>,
     bytes_per_second: Option<u64>,
 ) -> Result<PoolOfCopy> {
-    crate::restore::restore(&config, from, env_prefix, bytes_per_second).await
+    engine::restore::restore(&config.pool(), from, env_prefix, bytes_per_second).await
 }
 
 /// Serves a copy in place until a stop is requested.
@@ -67,7 +67,7 @@ pub(super) async fn fsck_copy(
     url: &str,
     env_prefix: Option<&str>,
 ) -> Result<FsckInfo> {
-    crate::serve::fsck_copy(&config, url, env_prefix).await
+    engine::fsck::fsck_copy(&config.pool(), url, env_prefix).await.map(crate::serve::fsck_info)
 }
 
 /// Removes devices that a daemon left in the kernel when it ended.
@@ -166,7 +166,7 @@ pub(super) fn formats() -> Vec<(&'static str, u32)> {
         ("segment", tiering::segment::format::VERSION.into()),
         ("map", tiering::map::keys::FORMAT_VERSION.into()),
         ("read cache", tiering::cache::format::VERSION.into()),
-        ("volume record", crate::record::VERSION),
+        ("volume record", engine::record::VERSION),
         ("manifest", document),
         ("key ring", document),
     ]

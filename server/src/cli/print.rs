@@ -6,11 +6,11 @@ use crate::admin::{
 };
 use crate::config::Config;
 use crate::config::options::{self, OptionDoc};
-use crate::pool::some_of;
 use crate::removal::{PoolPurged, PoolRemoved, PoolRestored};
-use crate::restore::PoolOfCopy;
 use block::quantities::{ByteSize, Span, utc};
 use block::units::BLOCK_BYTES;
+use engine::pool::some_of;
+use engine::restore::PoolOfCopy;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -713,7 +713,7 @@ pub(super) fn version(version: &Version) -> String {
 mod tests {
     use super::*;
     use crate::admin::DedupInfo;
-    use crate::record::Durability;
+    use engine::record::Durability;
 
     fn info(name: &str) -> VolumeInfo {
         VolumeInfo {

@@ -9,6 +9,7 @@
 use super::Settings;
 use block::quantities::ByteSize;
 use block::{Error, ErrorKind, Result};
+use engine::config::{MAP_BYTES_MIN, METADATA_BYTES_MIN};
 use tiering::map::database::MEMTABLE_BYTES_MAX;
 use tiering::reclaim::{READ_BYTES_MAX, SEGMENT_BYTES_MAX};
 
@@ -55,12 +56,8 @@ const OVERLAY_BYTES_MAX: u64 = 4 << 30;
 const EXTENT_BYTES: u64 = 192;
 /// Smallest share for payloads of the log that are not destaged yet.
 const LOG_BYTES_MIN: u64 = 32 << 20;
-/// Smallest share of the volume map.
-pub(crate) const MAP_BYTES_MIN: u64 = 16 << 20;
 /// Smallest share for payloads of NBD requests: two of the largest requests.
 const NBD_BYTES_MIN: u64 = 64 << 20;
-/// Smallest share of the metadata database.
-pub(crate) const METADATA_BYTES_MIN: u64 = 32 << 20;
 /// Shares of the budget above the minima, in percent.
 const LOG_PERCENT: u64 = 25;
 const MEMORY_CACHE_PERCENT: u64 = 30;

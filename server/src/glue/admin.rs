@@ -11,15 +11,15 @@ mod status;
 
 use crate::admin::{AdminHandler, DiffExtent, DiffInfo, Reply, Request, VolumeInfo};
 use crate::attach::{self, Attachments};
-use crate::claims::Unattached;
-use crate::conditions;
-use crate::copies::Copies;
 use crate::glue::exports::PoolExports;
-use crate::pool::VolumeTraits;
-use crate::scrub::Scrub;
-use crate::serve::OpenPool;
-use crate::snapshot::SnapshotName;
 use control::keys::NewKey;
+use engine::claims::Unattached;
+use engine::conditions;
+use engine::copies::Copies;
+use engine::open_pool::OpenPool;
+use engine::pool::VolumeTraits;
+use engine::scrub::Scrub;
+use engine::snapshot::SnapshotName;
 pub use look::Look;
 
 use answers::{Held, copy_infos, list, schedule_info, scrub_info, show, snapshots, volume_info};
@@ -217,7 +217,7 @@ impl AdminHandler for AdminPool {
             }
             Request::VolumeRename { name, new_name } => {
                 let _kept = self.keep_detached(&open, "rename", &name).await?;
-                if open.config.settings().volumes.iter().any(|volume| volume.name == name) {
+                if open.config.volumes.iter().any(|volume| volume.name == name) {
                     let what = format!(
                         "rename volume {name}: the configuration names it, so the next start would make an empty one; \
                          change the configuration first"
@@ -350,7 +350,8 @@ impl AdminHandler for AdminPool {
                     let keys = open.keys.lock().await;
                     (keys.pool(), keys.newest().key.clone())
                 };
-                Ok(Reply::Fsck(crate::serve::fsck_of(&open.config, pool, &key).await?))
+                let found = engine::fsck::fsck_of(&open.config, pool, &key).await?;
+                Ok(Reply::Fsck(crate::serve::fsck_info(found)))
             }
             Request::RepairCounts { segments } => {
                 let repaired = pool.tier().repair_counts(&segments).await?;
@@ -422,7 +423,7 @@ impl AdminHandler for AdminPool {
 
 /// The configured key file, for a rotation without an explicit key source.
 fn key_file(open: &OpenPool) -> Result<std::path::PathBuf> {
-    open.config.settings().keys.file.clone().ok_or_else(|| {
+    open.config.key_file.clone().ok_or_else(|| {
         let what = "rotate the key: the pool is not opened by a key file; say what opens it from \
                     now on (see `spindle key rotate --help`)";
         Error::new(ErrorKind::Invalid, what)

@@ -6,14 +6,14 @@
 //!   copy is older than that of the others, with its snapshots from then on: their contents would
 //!   be wrong. The others are served.
 
-use crate::record::{VolumeRecord, VolumeState};
-use crate::snapshot::SnapshotRecord;
-use crate::volume::PAYLOAD_BYTES_MAX;
 use block::{
     AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Lsn, Result, VolumeId, WriteFlags,
     ZeroFlags,
 };
 use bytes::Bytes;
+use engine::record::{VolumeRecord, VolumeState};
+use engine::snapshot::SnapshotRecord;
+use engine::volume::PAYLOAD_BYTES_MAX;
 use nbd::{Client, Export, Exports};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::config::Override;
-use crate::record::Durability;
 use block::{BlockDevice, WriteFlags};
 use control::manifest::{NodeDir, Ownership, Terms};
 use control::store::testing::{Fault, FaultyStore};
+use engine::record::Durability;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -31,7 +31,7 @@ fn config(place: &Path, dir: &str) -> Config {
     Config::load(None, &set).unwrap()
 }
 
-async fn write(open: &serve::OpenPool, volume: &str, text: &'static [u8]) {
+async fn write(open: &engine::open_pool::OpenPool, volume: &str, text: &'static [u8]) {
     let volume = open.pool().volume(volume).unwrap();
     volume.write(0, text.into(), WriteFlags { fua: false }).await.unwrap();
 }
@@ -84,7 +84,7 @@ async fn a_removed_pool_is_refused_until_it_is_restored_with_all_its_data() {
         }
         says(&remove(config).await.unwrap_err(), ErrorKind::NotFound, &words);
     }
-    assert_eq!(serve::fsck(&here).await.unwrap().problems, Vec::<String>::new());
+    assert_eq!(engine::fsck::fsck(&here.pool()).await.unwrap().problems(), Vec::<String>::new());
 
     let restored = restore(&elsewhere).await.unwrap();
     assert_eq!((restored.pool, restored.volume_count), (removed.pool, 1));

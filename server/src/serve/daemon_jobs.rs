@@ -4,11 +4,11 @@ use super::{
     OpenPool, hydrate, purge_removed, reload_certificates, run_schedules, watch_ownership,
 };
 use crate::attach::Attachments;
-use crate::conditions::lookout;
 use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
-use crate::jobs::{Jobs, Need};
+use crate::lookout;
 use block::{Error, ErrorKind, Job};
+use engine::jobs::{Jobs, Need};
 use nbd::{Listener, Server};
 use std::sync::Arc;
 use tokio::signal::unix::Signal;

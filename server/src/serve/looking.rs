@@ -1,15 +1,14 @@
 //! Inspects a pool without taking ownership or writing.
 
-use super::look_options;
-use super::opening::check_pool_is_there;
 use crate::config::Config;
 use crate::glue::admin::Look;
-use crate::restore;
-use crate::volume_keys;
 use block::{Conditions, ErrorKind, Result};
 use control::keys::KeyRing;
 use control::manifest;
 use control::store::{Store, StoreOptions};
+use engine::opening::{check_pool_is_there, look_options};
+use engine::restore;
+use engine::volume_keys;
 use tiering::Tier;
 
 /// Looks at the configured pool if it was closed in order. `None` if only an opening can find out
@@ -18,7 +17,7 @@ use tiering::Tier;
 /// # Errors
 /// Errors of [`super::open`], which takes the pool.
 pub(crate) async fn look(config: &Config) -> Result<Option<Look>> {
-    let node = check_pool_is_there(config).await?;
+    let node = check_pool_is_there(&config.pool()).await?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
     let keys = KeyRing::open(&store, &config.key_source()).await?;
     let (pool, key) = (keys.pool(), keys.newest().key.clone());
@@ -29,7 +28,7 @@ pub(crate) async fn look(config: &Config) -> Result<Option<Look>> {
     let (keys_of_volumes, keys_destroyed_in) =
         volume_keys::load_with_destroyed(&store, &key, pool).await?;
     let (with_copy, restored) = restore::store_of(store.clone(), &key, pool).await?;
-    let mut options = look_options(config, &with_copy, pool, &key, manifest.epoch);
+    let mut options = look_options(&config.pool(), &with_copy, pool, &key, manifest.epoch);
     let conditions = Conditions::default();
     options.conditions = conditions.clone();
     options.volume_keys = keys_of_volumes;

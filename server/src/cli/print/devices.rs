@@ -2,8 +2,8 @@
 
 use super::{pairs, table};
 use crate::attach::{AttachmentInfo, Driver};
-use crate::claims::ClientInfo;
 use block::quantities::ByteSize;
+use engine::claims::ClientInfo;
 
 fn device_of(info: &AttachmentInfo) -> String {
     info.device.as_ref().map_or_else(|| "-".to_owned(), |path| path.display().to_string())

@@ -5,13 +5,13 @@ use crate::admin::{
     BadSegmentInfo, CopyInfo, CopyStateInfo, DedupInfo, Reply, RestoreInfo, ScheduleInfo,
     ScheduledInfo, ScrubInfo, SnapshotInfo, VolumeInfo,
 };
-use crate::copies::{Copies, CopyStatus};
-use crate::pool::{NamedOrigin, NamedSnapshot, SchedulePlan};
-use crate::record::{VolumeRecord, VolumeState};
-use crate::restore::Restored;
-use crate::scrub::{BadSegment, Scrub, ScrubStatus};
-use crate::serve::OpenPool;
 use block::{Error, ErrorKind, Result, VolumeId};
+use engine::copies::{Copies, CopyStatus};
+use engine::open_pool::OpenPool;
+use engine::pool::{NamedOrigin, NamedSnapshot, SchedulePlan};
+use engine::record::{VolumeRecord, VolumeState};
+use engine::restore::Restored;
+use engine::scrub::{BadSegment, Scrub, ScrubStatus};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tiering::DedupStatus;
@@ -35,7 +35,7 @@ pub(super) fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo 
             || open.pool.is_keyless(record),
         is_aside: aside.is_some(),
         origin: open.pool.origin(record),
-        retention: open.config.settings().deleted_retention.duration(),
+        retention: open.config.retention,
     };
     volume_info_of(record, seen, &open.pool.dedup_status())
 }

@@ -15,17 +15,17 @@ use crate::admin::{
     StatusInfo, VolumeInfo,
 };
 use crate::config::Config;
-use crate::copies::{CopyStatus, list};
-use crate::pool::{NamedOrigin, NamedSnapshot};
-use crate::record::{VolumeRecord, VolumeState};
-use crate::restore::Restored;
-use crate::scrub::ScrubStatus;
-use crate::snapshot::SnapshotRecord;
 use block::seal::PoolKey;
 use block::{Conditions, Error, ErrorKind, Lsn, Result, VolumeId};
 use control::keys::KeyRing;
 use control::manifest::{Manifest, NodeDir};
 use control::store::Store;
+use engine::copies::{CopyStatus, list};
+use engine::pool::{NamedOrigin, NamedSnapshot};
+use engine::record::{VolumeRecord, VolumeState};
+use engine::restore::Restored;
+use engine::scrub::ScrubStatus;
+use engine::snapshot::SnapshotRecord;
 use std::collections::BTreeMap;
 use tiering::Tier;
 
@@ -147,13 +147,13 @@ impl Look {
     async fn copies(&self) -> Result<Vec<CopyStatus>> {
         let specs = list::read(&self.store, self.key(), self.keys.pool()).await;
         let specs =
-            specs.inspect_err(|error| crate::copies::show_unreadable(&self.conditions, error))?;
+            specs.inspect_err(|error| engine::copies::show_unreadable(&self.conditions, error))?;
         let copies: Vec<CopyStatus> = specs
             .into_iter()
             .map(|spec| CopyStatus::unserved(spec, self.keys_destroyed_in > 0))
             .collect();
         for copy in &copies {
-            crate::copies::show_erased_keys(
+            engine::copies::show_erased_keys(
                 &self.conditions,
                 &copy.spec.url,
                 copy.has_destroyed_keys,
@@ -163,10 +163,10 @@ impl Look {
     }
 
     async fn scrub(&self) -> Result<ScrubStatus> {
-        let record = crate::scrub::read(&self.store, self.key(), self.keys.pool()).await;
+        let record = engine::scrub::read(&self.store, self.key(), self.keys.pool()).await;
         let record =
-            record.inspect_err(|error| crate::scrub::show_unreadable(&self.conditions, error))?;
-        crate::scrub::show_bad(&self.conditions, record.as_ref());
+            record.inspect_err(|error| engine::scrub::show_unreadable(&self.conditions, error))?;
+        engine::scrub::show_bad(&self.conditions, record.as_ref());
         Ok(ScrubStatus { record, is_serving: false, failure: None })
     }
 
@@ -176,9 +176,9 @@ impl Look {
         let (records, tier) = (self.records()?, self.tier.status());
         for record in &records {
             let has_key = self.tier.volume_keys().has(record.key());
-            crate::conditions::show_record(&self.conditions, record, has_key);
+            engine::conditions::show_record(&self.conditions, record, has_key);
         }
-        crate::conditions::show_recovery_key(&self.conditions, self.keys.has_recovery());
+        engine::conditions::show_recovery_key(&self.conditions, self.keys.has_recovery());
         let conditions: Vec<ConditionInfo> =
             self.conditions.list().into_iter().map(ConditionInfo::from).collect();
         let present = records.iter().filter(|record| record.state == VolumeState::Present);

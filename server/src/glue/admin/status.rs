@@ -6,8 +6,8 @@ use crate::admin::{
     AsideInfo, AtRisk, CacheInfo, ConditionCount, ConditionInfo, DestageInfo, KeySlotInfo, LogInfo,
     NbdInfo, SpaceInfo, StatusInfo, TierInfo,
 };
-use crate::serve::OpenPool;
 use block::{ConditionKind, Conditions};
+use engine::open_pool::OpenPool;
 use std::collections::BTreeMap;
 use tiering::cache::CacheStatus;
 use tiering::{ReclaimStatus, TierStatus};
@@ -79,7 +79,7 @@ impl AdminPool {
             nbd: self.nbd.as_ref().map(|server| nbd_info(server.status())),
             cache: tier.frames.cache.as_ref().map(cache_info),
             tier: tier_info(tier),
-            memory_bytes_max: open.config.budget().total_bytes,
+            memory_bytes_max: open.config.memory_bytes_max,
             key_slots,
             has_recovery_key,
             warnings,
@@ -121,7 +121,7 @@ pub(super) fn condition_counts(conditions: &Conditions) -> BTreeMap<String, Cond
     counts.collect()
 }
 
-fn aside_info(open: &OpenPool, volume: u32, aside: crate::destage::Aside) -> AsideInfo {
+fn aside_info(open: &OpenPool, volume: u32, aside: engine::destage::Aside) -> AsideInfo {
     AsideInfo {
         volume,
         name: name_of(open, volume),

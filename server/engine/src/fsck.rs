@@ -1,0 +1,131 @@
+//! The report of a walk of everything that a store holds of a pool.
+//!
+//! It says what is wrong; it changes nothing, and leaves the form for clients to the handlers.
+
+use crate::config::PoolConfig;
+use crate::copies::target::Target;
+use crate::opening::{check_store_dir_exists, look_options};
+use crate::record::{VolumeRecord, VolumeState};
+use crate::restore::{self, Restored};
+use crate::volume_keys;
+use block::seal::PoolKey;
+use block::{Error, ErrorKind, Result, VolumeId};
+use bytes::Bytes;
+use control::keys::KeyRing;
+use control::store::{Store, StoreOptions};
+use tiering::{FsckOptions, FsckReport, Tier, TierOptions, VolumeKeys};
+use uuid::Uuid;
+
+/// Findings of a walk.
+#[derive(Debug)]
+pub struct PoolReport {
+    /// Volumes that are present or can be restored.
+    pub volume_count: usize,
+    /// Findings of the data tier.
+    pub report: FsckReport,
+    /// Volumes whose dedicated key is missing, one sentence each.
+    pub without_key: Vec<String>,
+}
+
+impl PoolReport {
+    /// All problems, one sentence each; of many, the first ones.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        self.report.differences.iter().chain(&self.without_key).cloned().collect()
+    }
+
+    /// Number of problems, including those that are not listed.
+    #[must_use]
+    pub fn problem_count(&self) -> u64 {
+        self.report.difference_count + self.without_key.len() as u64
+    }
+}
+
+/// Walks the contents of the store without opening the pool: its owner is not disturbed, and nothing is changed. Data
+/// that only a write log holds is not checked.
+///
+/// # Errors
+/// `NotFound` for a store without a pool; those of reading the store and the key.
+pub async fn fsck(config: &PoolConfig) -> Result<PoolReport> {
+    check_store_dir_exists(config)?;
+    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    let keys = KeyRing::open(&store, &config.key_source()).await?;
+    fsck_of(config, keys.pool(), &keys.newest().key).await
+}
+
+/// Like [`fsck`], with an open key ring: the secret that opened it may be gone or replaced by now.
+pub async fn fsck_of(config: &PoolConfig, pool: Uuid, key: &PoolKey) -> Result<PoolReport> {
+    check_store_dir_exists(config)?;
+    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    let Some(manifest) = control::manifest::read(&store, key).await? else {
+        let what = format!("check the pool in {}: it was never opened", store.url());
+        return Err(Error::new(ErrorKind::NotFound, what));
+    };
+    // A restored pool may still have parts that only the copy holds.
+    let volume_keys = volume_keys::load(&store, key, pool).await?;
+    let (store, restored) = restore::store_of(store, key, pool).await?;
+    let mut options = look_options(config, &store, pool, key, manifest.epoch);
+    options.restored = restored.as_ref().and_then(Restored::objects);
+    options.left_out = restored.and_then(|restored| restored.lacks());
+    options.volume_keys = volume_keys;
+    fsck_store(options).await
+}
+
+async fn fsck_store(options: TierOptions) -> Result<PoolReport> {
+    let tier = Tier::open_read_only(options).await?;
+    let report = tier.fsck(FsckOptions::default()).await?;
+    let volumes = tier.volume_records();
+    let without_key = without_key(&volumes, tier.volume_keys());
+    tier.close().await?;
+    Ok(PoolReport { volume_count: volumes.len(), report, without_key })
+}
+
+/// Like [`fsck`], for the newest state of a copy, which a pin preserves meanwhile.
+///
+/// # Errors
+/// `NotFound` if there is no copy, or no whole state yet; those of reading the store and the key.
+pub async fn fsck_copy(
+    config: &PoolConfig,
+    url: &str,
+    env_prefix: Option<&str>,
+) -> Result<PoolReport> {
+    let target = Target::existing(url, env_prefix).await?;
+    let keys = target.open_keys(&config.key_source()).await?;
+    let (pool, key) = (keys.pool(), keys.newest().key.clone());
+    let (pin, state) = match target.pin_newest(&key, pool, true).await {
+        Ok((pin, state)) => (Some(pin), state),
+        Err(error) if error.kind() == ErrorKind::Denied => {
+            // The state can be read for as long as replaced objects stay.
+            let state = target.newest(&key, pool).await?;
+            (None, state.ok_or(error)?)
+        }
+        Err(error) => return Err(error),
+    };
+    let mut options = look_options(config, &target.view(&state), pool, &key, state.epoch);
+    options.left_out = state.left_out();
+    let checked = async {
+        options.volume_keys = target.volume_keys(&key, pool).await?;
+        fsck_store(options).await
+    };
+    let checked = checked.await;
+    if let Some(pin) = pin {
+        target.unpin(pin).await;
+    }
+    checked
+}
+
+/// Describes the volumes whose dedicated key is missing.
+#[must_use]
+pub fn without_key(records: &[(VolumeId, Bytes)], keys: &VolumeKeys) -> Vec<String> {
+    let named = |(_, bytes): &(VolumeId, Bytes)| {
+        let record = VolumeRecord::decode(bytes).ok()?;
+        let is_lost = record.state != VolumeState::Purged && !keys.has(record.key());
+        is_lost.then(|| {
+            format!(
+                "volume {}: its dedicated key is not below volumekeys/: nothing of it can be read",
+                record.name
+            )
+        })
+    };
+    records.iter().filter_map(named).collect()
+}

@@ -1,0 +1,708 @@
+//! Opening a pool: the checks before anything is written, and then directory, store, keys,
+//! ownership, metadata and log, one after the other.
+//!
+//! Invariants:
+//! - Order of opening: directory lock, store, keys, ownership, metadata, log. Each step refuses
+//!   before the next one changes anything.
+//! - An opening that fails or is stopped gives the pool back to its previous owner: unchanged if
+//!   nothing of the pool was written yet, and by an orderly stop otherwise.
+//! - A log that another owner has overtaken is never replayed: it is set aside, whole.
+//! - A log that was here and is gone counts as missing unless the pool was released since: it may
+//!   hold the only copy of some writes, and the pool does not open without it. Once an operator has
+//!   given it up, every volume steps back.
+
+mod write_log;
+
+use self::write_log::{check_log_is_there, giving_up_the_log, set_aside_if_overtaken};
+use crate::clock::ProvenClock;
+use crate::conditions::lookout::Lookout;
+use crate::config::{MAP_BYTES_MIN, METADATA_BYTES_MIN, PoolConfig};
+use crate::failed_log;
+use crate::open_pool::OpenPool;
+use crate::pool::{Pool, StepBack};
+use crate::restore::{self, Restored};
+use crate::volume_keys::VolumeKeyRing;
+use block::conditions::Report;
+use block::quantities::ByteSize;
+use block::seal::PoolKey;
+use block::{ConditionKind, Conditions, Epoch, Error, ErrorKind, Result};
+use control::keys::KeyRing;
+use control::manifest::{NodeDir, Ownership, Terms};
+use control::store::{Store, StoreOptions};
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tiering::{AsideFile, OwnerCheck, Tier, TierOptions};
+use tokio::sync::watch;
+use uuid::Uuid;
+use wal::{Log, LogIdentity, LogNotes, Recovery, SideFileId, SidesWanted};
+
+/// The index of deduplication gets one part in this many of the map's share of the memory. Chosen
+/// by hand: at the default budget it knows the blocks of 700 MiB, and finds those of far more by
+/// the lists of their segments.
+const DEDUP_INDEX_PART: u64 = 8;
+/// Interval between checks for compaction of the metadata in a local directory, where a check costs
+/// no request. With a small log, commits come every few milliseconds and wait for compaction.
+/// Chosen by hand.
+const LOCAL_POLL: Duration = Duration::from_millis(500);
+
+/// Longest time that a failed opening waits for the metadata to close. Chosen by hand.
+const CLOSE_GRACE: Duration = Duration::from_secs(10);
+
+const LOG_MADE: &str = "log.made";
+/// State of the write log. It is outside the log's own directory, which may be on another disk.
+const LOG_STATE: &str = "log.state";
+/// Mark in DIR, from before a new log replaces a lost one until every volume has recorded the loss.
+const LOG_LOST: &str = "log.lost";
+/// Mark in DIR, from before the pool is taken from another node until every volume has recorded it.
+const TAKEN_OVER: &str = "taken.over";
+
+/// Kind of opening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    /// Opens an existing pool. If there is none, nothing is made or written.
+    Existing,
+    /// Like `Existing`, but opens a removed pool, which is in use again afterwards.
+    Removed,
+    /// Makes the pool on first use.
+    OrNew,
+    /// Like `OrNew`, and takes the pool from the node that has it open.
+    TakeOver,
+}
+
+impl Opening {
+    fn makes_none(self) -> bool {
+        matches!(self, Opening::Existing | Opening::Removed)
+    }
+}
+
+/// Opens the configured pool.
+///
+/// # Errors
+/// Errors of each step, with advice. The previous owner of the pool then has it as before.
+pub async fn open(config: &PoolConfig, opening: Opening) -> Result<OpenPool> {
+    let opened = open_until(config, opening, std::pin::pin!(std::future::pending())).await?;
+    Ok(opened.expect("nothing has stopped it"))
+}
+
+/// Like [`open`], but returns `None` if `stop` comes first.
+pub async fn open_until<S: Future<Output = ()>>(
+    config: &PoolConfig,
+    opening: Opening,
+    stop: Pin<&mut S>,
+) -> Result<Option<OpenPool>> {
+    let (had_dir, had_store) = (config.dir().exists(), store_dir_exists(config)?);
+    let opened = open_pool(config, opening, stop).await;
+    if opened.is_err() {
+        leave(config, had_dir, had_store);
+    }
+    opened
+}
+
+/// Removes the directories that were made for a refused pool if they are empty.
+fn leave(config: &PoolConfig, had_dir: bool, had_store: bool) {
+    if !had_store && let Ok(Some(store)) = Store::dir_of(config.store_url()) {
+        for folder in ["probe", "keyring"] {
+            let _ = std::fs::remove_dir(store.join(folder));
+        }
+        let _ = std::fs::remove_dir(store);
+    }
+    if !had_dir {
+        let _ = std::fs::remove_dir(config.dir());
+    }
+}
+
+async fn open_pool<S: Future<Output = ()>>(
+    config: &PoolConfig,
+    opening: Opening,
+    mut stop: Pin<&mut S>,
+) -> Result<Option<OpenPool>> {
+    let prepared = tokio::select! {
+        prepared = prepare(config, opening) => prepared?,
+        () = &mut stop => return Ok(None),
+    };
+    // Not interrupted by the stop: the outcome would be unknown.
+    let taken = prepared.take().await?;
+    let parts = tokio::select! {
+        parts = open_parts(config, &taken) => parts.map(Some),
+        () = &mut stop => Ok(None),
+    };
+    let started = match parts {
+        Ok(Some(parts)) => start(config, &taken, parts).map(Some),
+        Ok(None) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let (pool, parts) = match started {
+        Ok(Some(started)) => started,
+        Ok(None) => {
+            taken.give_back().await;
+            return Ok(None);
+        }
+        Err(error) => {
+            taken.give_back().await;
+            return Err(error);
+        }
+    };
+    let is_heard = parts.is_heard;
+    let mut open = taken.into_open(config, pool, parts);
+    let settled = tokio::select! {
+        settled = settle(&mut open, is_heard) => settled.map(|()| true),
+        () = &mut stop => Ok(false),
+    };
+    match settled {
+        Ok(true) => Ok(Some(open)),
+        Ok(false) => {
+            open.close_unserved().await;
+            Ok(None)
+        }
+        Err(error) => {
+            open.close_unserved().await;
+            Err(error)
+        }
+    }
+}
+
+fn open_store(config: &PoolConfig) -> Result<Store> {
+    Store::open(config.store_url(), &StoreOptions::default())
+}
+
+/// Takes the directory of an existing pool. Writes nothing to the store.
+pub async fn check_pool_is_there(config: &PoolConfig) -> Result<NodeDir> {
+    check_dir_exists(config)?;
+    check_store_dir_exists(config)?;
+    if !KeyRing::exists(&open_store(config)?).await? {
+        return Err(no_pool(config, "there is no pool"));
+    }
+    open_node(config).await
+}
+
+/// Takes the directory. If a pool was opened from it before, checks that the store has a pool.
+async fn open_node(config: &PoolConfig) -> Result<NodeDir> {
+    let node = NodeDir::open(config.dir())?;
+    if let Some(pool) = node.pool() {
+        // Before the probe and all other writes: it may be a wrong or an emptied bucket.
+        let is_there = store_dir_exists(config)?;
+        if !is_there || !KeyRing::exists_or_refuse(&open_store(config)?).await? {
+            return Err(other_store(config, pool));
+        }
+    }
+    Ok(node)
+}
+
+/// State before the pool is taken.
+struct Prepared<'a> {
+    config: &'a PoolConfig,
+    node: NodeDir,
+    store: Store,
+    keys: KeyRing,
+    terms: Terms,
+}
+
+async fn prepare(config: &PoolConfig, opening: Opening) -> Result<Prepared<'_>> {
+    let node = match opening.makes_none() {
+        true => check_pool_is_there(config).await?,
+        false => open_node(config).await?,
+    };
+    let store = open_store(config)?;
+    store.probe().await?;
+    let keys = match opening {
+        Opening::Existing | Opening::Removed => KeyRing::open(&store, &config.key_source()).await?,
+        Opening::OrNew | Opening::TakeOver => {
+            KeyRing::open_or_create(&store, &config.key_source()).await?
+        }
+    };
+    let terms = Terms {
+        take_over: opening == Opening::TakeOver,
+        restores: opening == Opening::Removed,
+        retention: config.retention,
+    };
+    Ok(Prepared { config, node, store, keys, terms })
+}
+
+impl Prepared<'_> {
+    async fn take(self) -> Result<Taken> {
+        let Prepared { config, node, store, keys, terms } = self;
+        let key = keys.newest().key.clone();
+        let name = &config.name;
+        let owed = StepBackOwed::before(config.dir(), terms)?;
+        let was_owed = owed.was_owed;
+        let taken = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await;
+        let is_taken_over = owed.after(&taken);
+        let ownership = taken?;
+        let dir = config.dir().to_owned();
+        let taken =
+            Taken { node, dir, store, keys, key, ownership, was_owed, is_taken_over: false };
+        match is_taken_over {
+            Ok(is_taken_over) => Ok(Taken { is_taken_over, ..taken }),
+            Err(error) => {
+                taken.give_back().await;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A pool that is owned, before anything of it is written.
+struct Taken {
+    node: NodeDir,
+    dir: PathBuf,
+    store: Store,
+    keys: KeyRing,
+    key: PoolKey,
+    ownership: Ownership,
+    /// Volumes still have to step back because of an earlier take-over.
+    was_owed: bool,
+    is_taken_over: bool,
+}
+
+/// Parts of an open pool before its jobs run.
+struct Parts {
+    tier: Tier,
+    volume_keys: VolumeKeyRing,
+    log: Log,
+    recovery: Recovery,
+    restored: Option<Restored>,
+    conditions: Conditions,
+    is_log_lost: bool,
+    /// The store had a note that the log has failed.
+    is_heard: bool,
+}
+
+/// The same for a pool whose jobs run.
+struct Opened {
+    recovery: Recovery,
+    restored: Option<Restored>,
+    conditions: Conditions,
+    step_back: Option<StepBack>,
+    is_heard: bool,
+}
+
+impl Taken {
+    /// Gives the pool back after a failed opening. Logs errors.
+    async fn give_back(&self) {
+        let given_back = match self.ownership.give_back(&self.node).await {
+            Ok(true) if self.is_taken_over && !self.was_owed => remove_mark(&self.dir, TAKEN_OVER),
+            Ok(_) => return,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = given_back {
+            tracing::warn!(
+                error = %error.chain(),
+                "could not give the pool back after an opening that failed: it may count as open in this \
+                 directory; open it from here once the cause is gone"
+            );
+        }
+    }
+
+    fn into_open(self, config: &PoolConfig, pool: Arc<Pool>, opened: Opened) -> OpenPool {
+        let Opened { recovery, restored, conditions, step_back, is_heard: _ } = opened;
+        OpenPool {
+            pool,
+            step_back,
+            keys: tokio::sync::Mutex::new(self.keys),
+            ownership: self.ownership,
+            config: config.clone(),
+            conditions,
+            recovery,
+            node: self.node,
+            store: self.store,
+            is_whole: watch::Sender::new(restored.as_ref().is_none_or(|one| one.origin.is_whole)),
+            restored,
+        }
+    }
+}
+
+/// Opens metadata and log.
+async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
+    let (ownership, keys, key) = (&taken.ownership, &taken.keys, &taken.key);
+    if taken.node.is_copy() {
+        leave_attachments(config)?;
+    }
+    let (store, restored) = restore::store_of(taken.store.clone(), key, keys.pool()).await?;
+    let mut options = tier_options(config, &store, keys.pool(), key, ownership.epoch());
+    options.background = Some(crate::background::lane()?);
+    let conditions = Conditions::default();
+    conditions.observe(crate::conditions::log);
+    options.conditions = conditions.clone();
+    show_small_index(config, &conditions);
+    let owner = ownership.clone();
+    options.owner_check = Some(OwnerCheck::new(move || {
+        let owner = owner.clone();
+        Box::pin(async move { owner.check().await })
+    }));
+    let volume_keys =
+        VolumeKeyRing::open(&taken.store, key, keys.pool(), ownership.epoch()).await?;
+    options.volume_keys = volume_keys.table().clone();
+    options.left_out = restored.as_ref().and_then(Restored::left_out);
+    options.restored = restored.as_ref().and_then(Restored::objects);
+    let tier = Tier::open(options).await?;
+    let opened = open_log(config, taken, (&tier, restored.as_ref())).await;
+    match opened {
+        Ok(LogFound { log, recovery, is_log_lost, is_heard }) => Ok(Parts {
+            tier,
+            volume_keys,
+            log,
+            recovery,
+            restored,
+            conditions,
+            is_log_lost,
+            is_heard,
+        }),
+        Err(error) => {
+            // Close it, because its jobs write to the store.
+            if let Ok(Err(closing)) = tokio::time::timeout(CLOSE_GRACE, tier.close()).await {
+                tracing::debug!(error = %closing.chain(), "a tier that is no longer wanted did not close");
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The log of a directory.
+struct LogFound {
+    log: Log,
+    recovery: Recovery,
+    /// The previous log was lost.
+    is_log_lost: bool,
+    /// The store had a note that it has failed.
+    is_heard: bool,
+}
+
+/// Opens the log of the directory.
+async fn open_log(
+    config: &PoolConfig,
+    taken: &Taken,
+    (tier, restored): (&Tier, Option<&Restored>),
+) -> Result<LogFound> {
+    let Taken { node, dir, store, keys, key, ownership, .. } = taken;
+    if let Some(restored) = restored {
+        restored.keep_apart(tier);
+    }
+    // Must follow `keep_apart`, which sets the same bound: if the findings are unknown, the bound
+    // set here is higher.
+    crate::scrub::keep_from_bad(tier, store, key, keys.pool()).await;
+    let log_dir = dir.join("log");
+    set_aside_if_overtaken(&log_dir, ownership, node)?;
+    let is_log_lost = check_log_is_there(dir, &log_dir, ownership, node, tier.destaged_lsn())?;
+    if is_log_lost {
+        make_mark(dir, LOG_LOST)?;
+    }
+    let identity = LogIdentity {
+        pool: keys.pool().into_bytes(),
+        epoch: ownership.epoch(),
+        boot_id: LogIdentity::kernel_boot_id()?,
+        served_epoch: node.epoch(),
+    };
+    let (options, destaged) = (config.log, tier.destaged_lsn());
+    let log_key = key.clone();
+    let sides = sides_wanted(tier);
+    let advice = giving_up_the_log(dir, &log_dir);
+    let heard = failed_log::heard(store, node).await;
+    let is_heard = heard.is_some();
+    let notes = LogNotes { beside: vec![dir.join(LOG_STATE)], heard: heard.into_iter().collect() };
+    let opened = tokio::task::spawn_blocking(move || {
+        Log::open_noted(&log_dir, identity, log_key, options, destaged, &sides, &notes)
+    });
+    let name = &config.name;
+    let (log, recovery) = opened
+        .await
+        .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))?
+        .map_err(|error| match wal::is_incomplete(&error) {
+            // The error says what this log holds.
+            true => error.context(format!("pool {name} does not open with this log. {advice}")),
+            false => error,
+        })?;
+    store.clean_unfinished(tiering::segment::FOLDER);
+    make_mark(dir, LOG_MADE)?;
+    report_recovery(&recovery);
+    Ok(LogFound { log, recovery, is_log_lost, is_heard })
+}
+
+/// Records that the directory holds the pool, and starts its jobs.
+fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>, Opened)> {
+    let Parts { tier, volume_keys, log, recovery, restored, conditions, is_log_lost, is_heard } =
+        parts;
+    taken.ownership.settle(&taken.node)?;
+    crate::conditions::show_recovery(&conditions, &recovery);
+    let pool = Pool::start(
+        log,
+        (tier, volume_keys),
+        config.destage,
+        config.retention,
+        &recovery.missing_sides,
+    )?;
+    let newest_stamp = pool.newest_stamp(block::quantities::unix_seconds_now());
+    pool.set_clock(ProvenClock::open(&taken.dir, newest_stamp, conditions.clone()));
+    let step_back = match () {
+        () if taken.is_taken_over => Some(StepBack::TakeOver),
+        () if is_log_lost => Some(StepBack::LostLog),
+        () => recovery.tail_loss.map(StepBack::from),
+    };
+    Ok((pool, Opened { recovery, restored, conditions, step_back, is_heard }))
+}
+
+/// Brings an opened pool into the state that is needed before anything of it is served.
+async fn settle(open: &mut OpenPool, is_heard: bool) -> Result<()> {
+    if let Some(cause) = open.step_back {
+        open.pool.note_step_back(cause, open.ownership.epoch()).await?;
+    }
+    if is_heard {
+        failed_log::forget(&open.store, &open.node).await;
+    }
+    let key = open.keys.get_mut().newest().key.clone();
+    if let Some(restored) = &mut open.restored {
+        restore::apply_choice(restored, &open.pool, &open.store, &key).await?;
+        // The metadata knows the volumes that are made from here on.
+        open.pool.tier().set_left_out(restored.left_out());
+    }
+    crate::conditions::show_recovery_key(&open.conditions, open.keys.get_mut().has_recovery());
+    show_descriptors(open);
+    Lookout::new(open).look(open);
+    Ok(())
+}
+
+/// The subject is not the directory of the cache, which the cache itself uses.
+fn show_small_index(config: &PoolConfig, conditions: &Conditions) {
+    let Some(cache) = &config.data.cache else { return };
+    let wanted_bytes = config.data.cache_index_wanted_bytes;
+    let is_small = cache.index_bytes < wanted_bytes;
+    let report = is_small.then(|| {
+        Report::new(
+            format!(
+                "memory is too small to index all of the read cache of {}: its index has {} MiB and would take \
+                 {}",
+                ByteSize(cache.bytes),
+                cache.index_bytes >> 20,
+                wanted_bytes >> 20
+            ),
+            "small blocks may leave parts of the cache unused",
+            "raise `memory`, or lower `cache.size`",
+        )
+    });
+    let subject = format!("index of {}", cache.dir.display());
+    conditions.set(ConditionKind::CacheShrunk, &subject, report);
+}
+
+fn show_descriptors(open: &OpenPool) {
+    use rustix::process::{Resource, getrlimit};
+    let log = &open.config.log;
+    let ring_file_count = log.ring_bytes / log.file_bytes.max(1);
+    let limit = getrlimit(Resource::Nofile).current;
+    let connections = open.config.connection_count_max;
+    crate::conditions::show_descriptors(&open.conditions, limit, connections, ring_file_count);
+}
+
+fn no_pool(config: &PoolConfig, why: &str) -> Error {
+    let what = format!(
+        "open the pool of {} in {}: {why}. Check --dir, --store and the configuration; to make a \
+         pool, run `spindle serve` or `spindle volume create` there",
+        config.dir().display(),
+        config.store_url()
+    );
+    Error::new(ErrorKind::NotFound, what)
+}
+
+/// Error for a directory that belongs to a pool that is not in the store.
+fn other_store(config: &PoolConfig, pool: Uuid) -> Error {
+    let what = format!(
+        "directory {} belongs to pool {pool}, but store {} holds no pool: it is another one, or was \
+         emptied, and nothing was written there. Use the right --store, bring the objects back, or, \
+         for a new pool, use another --dir",
+        config.dir().display(),
+        config.store_url()
+    );
+    Error::new(ErrorKind::NotFound, what)
+}
+
+fn check_dir_exists(config: &PoolConfig) -> Result<()> {
+    match config.dir().is_dir() {
+        true => Ok(()),
+        false => Err(no_pool(config, "the directory does not exist")),
+    }
+}
+
+/// Checks that a local store exists, because opening it would make its directory.
+pub fn check_store_dir_exists(config: &PoolConfig) -> Result<()> {
+    match store_dir_exists(config)? {
+        true => Ok(()),
+        false => Err(no_pool(config, "the store does not exist")),
+    }
+}
+
+fn store_dir_exists(config: &PoolConfig) -> Result<bool> {
+    Ok(Store::dir_of(config.store_url())?.is_none_or(|dir| dir.is_dir()))
+}
+
+/// Side files that the metadata names, as types of the log.
+pub(crate) fn sides_wanted(tier: &Tier) -> SidesWanted {
+    let file = |file: AsideFile| SideFileId {
+        first_lsn: file.first_lsn,
+        last_lsn: file.last_lsn,
+        id: file.id,
+    };
+    let asides = tier.asides().into_iter();
+    asides.map(|(volume, files)| (volume, files.into_iter().map(file).collect())).collect()
+}
+
+pub(crate) fn tier_options(
+    config: &PoolConfig,
+    store: &Store,
+    pool: Uuid,
+    key: &PoolKey,
+    epoch: Epoch,
+) -> TierOptions {
+    let data = &config.data;
+    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut options = TierOptions::new(store.bulk(), pool.into_bytes(), key.clone(), epoch);
+    options.algorithm = data.algorithm;
+    options.zstd_level = data.zstd_level;
+    options.segment_bytes = bytes(data.segment_bytes);
+    options.frames.memory_bytes = data.memory_cache_bytes;
+    options.frames.stream_bytes = data.stream_bytes;
+    options.frames.cache = data.cache.clone();
+    // The index of deduplication is a part of the map's share; it is empty if no volume is
+    // deduplicated.
+    let index_bytes = data.map_cache_bytes / DEDUP_INDEX_PART;
+    options.dedup_index_bytes = bytes(index_bytes);
+    options.map.page_cache_bytes = bytes(data.map_cache_bytes - index_bytes);
+    options.database.cache_bytes = data.metadata_cache_bytes;
+    if store.local_dir().is_some() {
+        options.database.has_conditional_update = false;
+        options.database.poll_interval = LOCAL_POLL;
+    }
+    options
+}
+
+/// Options to look into a data tier that this process does not serve.
+pub fn look_options(
+    config: &PoolConfig,
+    store: &Store,
+    pool: Uuid,
+    key: &PoolKey,
+    epoch: u64,
+) -> TierOptions {
+    let mut options = reading_options(config, store, pool, key, epoch);
+    // A walk reads everything once. It may run in a daemon whose own caches have the memory.
+    options.frames.memory_bytes = 0;
+    options.frames.stream_bytes = 0;
+    options.map.page_cache_bytes = usize::try_from(MAP_BYTES_MIN).expect("it is small");
+    options.database.cache_bytes = METADATA_BYTES_MIN;
+    options
+}
+
+/// Options to serve a data tier that has no writer: with memory, but without the cache on disk, which belongs to the
+/// daemon of the configured directory.
+pub fn reading_options(
+    config: &PoolConfig,
+    store: &Store,
+    pool: Uuid,
+    key: &PoolKey,
+    epoch: u64,
+) -> TierOptions {
+    let mut options = tier_options(config, store, pool, key, Epoch(epoch));
+    options.frames.cache = None;
+    options
+}
+
+/// Logs the result of opening the log.
+fn report_recovery(recovery: &wal::Recovery) {
+    tracing::info!(
+        entry_count = recovery.entry_count,
+        last_lsn = recovery.last_lsn.0,
+        was_clean = recovery.was_clean,
+        "write log opened"
+    );
+}
+
+/// Duty of the volumes to step back after a take-over, kept across a crash until they have recorded
+/// it.
+struct StepBackOwed<'a> {
+    dir: &'a Path,
+    /// An earlier take-over left this duty.
+    was_owed: bool,
+}
+
+impl StepBackOwed<'_> {
+    /// Records the duty if this is a take-over. To be called before the pool is taken.
+    fn before(dir: &Path, terms: Terms) -> Result<StepBackOwed<'_>> {
+        let was_owed = dir.join(TAKEN_OVER).exists();
+        if terms.take_over {
+            make_mark(dir, TAKEN_OVER)?;
+        }
+        Ok(StepBackOwed { dir, was_owed })
+    }
+
+    /// Evaluates the result of taking the pool. Returns true if the volumes have to step back.
+    fn after(&self, taken: &Result<Ownership>) -> Result<bool> {
+        use ErrorKind::{Busy, Denied, Invalid, NotFound};
+        let is_owed = self.was_owed
+            || match taken {
+                Ok(ownership) => ownership.is_forced(),
+                // In other cases the pool may have been taken although the answer was lost.
+                Err(error) => !matches!(error.kind(), Busy | Denied | Invalid | NotFound),
+            };
+        if !is_owed {
+            remove_mark(self.dir, TAKEN_OVER)?;
+        }
+        Ok(is_owed)
+    }
+}
+
+/// Sets the lists of devices and clients aside in a copied directory. They belong to the original,
+/// which may come back, and they may have seen newer data than the copy has.
+fn leave_attachments(config: &PoolConfig) -> Result<()> {
+    let dir = config.dir();
+    for name in config.machine_files.iter().copied().chain([crate::claims::FILE]) {
+        let (path, left) = (dir.join(name), dir.join(format!("{name}.of-the-original")));
+        match std::fs::rename(&path, &left) {
+            Ok(()) => {
+                tracing::error!(
+                    kept_at = %left.display(),
+                    "this directory is a copy, or was restored: devices and clients of the original \
+                     are not taken over. If the original is gone for good, remove its devices with \
+                     `spindle attach --cleanup /dev/DEVICE`, and attach anew"
+                );
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let what = format!("rename {}", path.display());
+                return Err(Error::with_source(ErrorKind::Io, what, error));
+            }
+        }
+    }
+    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| {
+        Error::with_source(ErrorKind::Io, format!("sync {}", dir.display()), error)
+    })
+}
+
+/// Removes the marks. To be called when the volumes of the configuration exist and have recorded
+/// that they stepped back, if they did.
+pub fn settle_step_back(dir: &Path) -> Result<()> {
+    remove_mark(dir, LOG_LOST)?;
+    remove_mark(dir, TAKEN_OVER)
+}
+
+fn remove_mark(dir: &Path, name: &str) -> Result<()> {
+    let path = dir.join(name);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        outcome => outcome.and_then(|()| std::fs::File::open(dir)?.sync_all()).map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("remove {}", path.display()), error)
+        }),
+    }
+}
+
+/// Makes an empty file in `dir`, on stable storage.
+fn make_mark(dir: &Path, name: &str) -> Result<()> {
+    let path = dir.join(name);
+    let failed =
+        |error| Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error);
+    // An existing file may be from a process that ended before it was on stable storage.
+    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+    file.and_then(|file| file.sync_all()).map_err(failed)?;
+    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests;

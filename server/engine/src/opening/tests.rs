@@ -1,0 +1,469 @@
+//! Tests of opening a pool: losses that are noticed, openings that are refused, and volumes that
+//! step back.
+
+use super::*;
+use crate::record::Durability;
+use crate::testing::pool_config as config;
+use block::{BlockDevice, WriteFlags};
+
+async fn write_flushed(open: &OpenPool, text: &'static [u8]) {
+    let volume = open.pool().volume("db").unwrap();
+    volume.write(0, text.into(), WriteFlags { fua: false }).await.unwrap();
+    volume.flush().await.unwrap();
+}
+
+fn is_stepped_back(open: &OpenPool) -> bool {
+    open.pool().volume("db").unwrap().record().is_stepped_back
+}
+
+/// Ends a pool like a killed process: nothing is flushed or released.
+async fn crash(open: OpenPool) {
+    open.pool().fence(Error::new(ErrorKind::Io, "killed by the test"));
+    open.close().await.unwrap_err();
+}
+
+/// Opens a new pool with one volume.
+async fn made(config: &PoolConfig) -> OpenPool {
+    let pool = open(config, Opening::OrNew).await.unwrap();
+    pool.pool().create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
+    pool
+}
+
+#[track_caller]
+fn says(error: &Error, words: &[&str]) {
+    let said = error.chain();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{said}");
+    for word in words {
+        assert!(said.contains(word), "it does not say {word:?}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_log_in_its_place_is_refused_and_given_up_only_by_name() {
+    let place = tempfile::tempdir().unwrap();
+    let config = config(place.path(), "a");
+    let (log, older) = (place.path().join("a/log"), place.path().join("older"));
+    let pool = made(&config).await;
+    write_flushed(&pool, b"first").await;
+    crash(pool).await;
+    std::fs::create_dir(&older).unwrap();
+    for entry in std::fs::read_dir(&log).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, older.join(path.file_name().unwrap())).unwrap();
+    }
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    // The store has no trace of it.
+    write_flushed(&pool, b"third").await;
+    crash(pool).await;
+    std::fs::rename(&log, place.path().join("newest")).unwrap();
+    std::fs::rename(&older, &log).unwrap();
+    let advice = ["move ", "a/log away and delete ", "a/log.made"];
+    for _ in 0..2 {
+        let error = open(&config, Opening::OrNew).await.err().expect("it is an older copy");
+        says(&error, &["in epoch 1", "served epoch 2", "older copy", "nothing was changed"]);
+        says(&error, &advice);
+    }
+    // Following half of the advice leads to the other half.
+    std::fs::rename(&log, &older).unwrap();
+    let error = open(&config, Opening::OrNew).await.err().expect("there is none");
+    says(&error, &["holds no log"]);
+    says(&error, &advice);
+    // The newest log is still valid.
+    std::fs::remove_dir_all(&log).unwrap_or_default();
+    std::fs::rename(place.path().join("newest"), &log).unwrap();
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    let mut bytes = [0; 5];
+    pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"third");
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_was_given_up_makes_every_volume_step_back() {
+    let place = tempfile::tempdir().unwrap();
+    let config = config(place.path(), "a");
+    let give_up = || {
+        std::fs::remove_dir_all(place.path().join("a/log")).unwrap();
+        std::fs::remove_file(place.path().join("a/log.made")).unwrap();
+    };
+    let pool = made(&config).await;
+    pool.pool().destage_all().await.unwrap();
+    write_flushed(&pool, b"gone").await;
+    crash(pool).await;
+    give_up();
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(is_stepped_back(&pool), "nobody hears that writes are gone");
+    let is_told = |pool: &OpenPool| pool.conditions.is_raised(ConditionKind::WritesLost, "db");
+    assert!(is_told(&pool));
+    // Recorded durably, and only once.
+    crash(pool).await;
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(is_stepped_back(&pool));
+    settle_step_back(config.dir()).unwrap();
+    assert!(is_told(&pool), "a restart does not end it");
+    pool.pool().accept_step_back("db", false).await.unwrap();
+    assert!(!is_told(&pool));
+    crash(pool).await;
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    pool.close().await.unwrap();
+    // If a process ended before any volume could record the loss, the next process does.
+    give_up();
+    make_mark(config.dir(), LOG_LOST).unwrap();
+    make_mark(config.dir(), LOG_MADE).unwrap();
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(is_stepped_back(&pool));
+    settle_step_back(config.dir()).unwrap();
+    pool.pool().accept_step_back("db", false).await.unwrap();
+    pool.close().await.unwrap();
+    // A released pool has lost nothing.
+    give_up();
+    let pool = open(&config, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    pool.close().await.unwrap();
+}
+
+/// Devices attached before the first loss, between the two, and after the second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_loss_is_one_for_whoever_attached_after_the_first() {
+    let place = tempfile::tempdir().unwrap();
+    let config = config(place.path(), "a");
+    let give_up = || {
+        std::fs::remove_dir_all(place.path().join("a/log")).unwrap();
+        std::fs::remove_file(place.path().join("a/log.made")).unwrap();
+    };
+    let pool = made(&config).await;
+    pool.pool().destage_all().await.unwrap();
+    let first = pool.ownership.epoch();
+    crash(pool).await;
+    for is_accepted in [false, true] {
+        give_up();
+        let pool = open(&config, Opening::OrNew).await.unwrap();
+        settle_step_back(config.dir()).unwrap();
+        let between = pool.ownership.epoch();
+        pool.pool().destage_all().await.unwrap();
+        let volume = pool.pool().volume("db").unwrap();
+        assert!(volume.record().has_stepped_back_since(first, true));
+        assert!(!volume.record().has_stepped_back_since(between, true));
+        if is_accepted {
+            pool.pool().accept_step_back("db", false).await.unwrap();
+            assert!(
+                volume.record().has_stepped_back_since(first, false),
+                "accepting undoes nothing"
+            );
+            assert!(!volume.record().has_stepped_back_since(between, false));
+        }
+        pool.pool().destage_all().await.unwrap();
+        crash(pool).await;
+        give_up();
+        let pool = open(&config, Opening::OrNew).await.unwrap();
+        settle_step_back(config.dir()).unwrap();
+        let volume = pool.pool().volume("db").unwrap();
+        assert!(volume.record().has_stepped_back_since(between, true), "the second was not seen");
+        pool.pool().destage_all().await.unwrap();
+        crash(pool).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_take_over_that_is_cut_short_makes_every_volume_step_back_all_the_same() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
+    let pool = made(&here).await;
+    pool.pool().destage_all().await.unwrap();
+    write_flushed(&pool, b"only here").await;
+    // The pool is taken, and then the process is killed.
+    let store = Store::open(there.store_url(), &StoreOptions::default()).unwrap();
+    let keys = KeyRing::open(&store, &there.key_source()).await.unwrap();
+    let node = NodeDir::open(there.dir()).unwrap();
+    let terms = Terms { take_over: true, ..Terms::default() };
+    let _owed = StepBackOwed::before(there.dir(), terms).unwrap();
+    let key = &keys.newest().key;
+    Ownership::acquire(&store, &node, key, keys.pool(), "main", terms).await.unwrap();
+    drop(node);
+    crash(pool).await;
+    for _ in 0..2 {
+        let pool = open(&there, Opening::OrNew).await.unwrap();
+        assert!(is_stepped_back(&pool), "nobody hears that writes are gone");
+        crash(pool).await;
+    }
+    settle_step_back(there.dir()).unwrap();
+    let pool = open(&there, Opening::OrNew).await.unwrap();
+    pool.pool().accept_step_back("db", false).await.unwrap();
+    pool.close().await.unwrap();
+    // A take-over that takes nothing away leaves no duty.
+    let pool = open(&there, Opening::TakeOver).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    assert!(!there.dir().join(TAKEN_OVER).exists());
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_leaves_devices_and_clients_to_the_original() {
+    let place = tempfile::tempdir().unwrap();
+    let original = config(place.path(), "a");
+    made(&original).await.close().await.unwrap();
+    for name in ["devices.test", crate::claims::FILE] {
+        std::fs::write(original.dir().join(name), b"its own").unwrap();
+    }
+    let copied =
+        std::process::Command::new("cp").args(["-a", "a", "b"]).current_dir(place.path()).status();
+    assert!(copied.unwrap().success());
+    let copy = config(place.path(), "b");
+    open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
+    for name in ["devices.test", crate::claims::FILE] {
+        assert!(!copy.dir().join(name).exists());
+        assert!(copy.dir().join(format!("{name}.of-the-original")).exists());
+        assert!(original.dir().join(name).exists());
+    }
+    // From then on the copy is a directory of its own.
+    std::fs::write(copy.dir().join(crate::claims::FILE), b"of the copy").unwrap();
+    open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
+    assert!(copy.dir().join(crate::claims::FILE).exists());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_opening_that_is_cut_short_before_there_is_a_log_steps_nobody_back() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
+    made(&here).await.close().await.unwrap();
+    // The pool is taken, and then the process is killed.
+    let store = Store::open(there.store_url(), &StoreOptions::default()).unwrap();
+    let keys = KeyRing::open(&store, &there.key_source()).await.unwrap();
+    let node = NodeDir::open(there.dir()).unwrap();
+    let (key, terms) = (&keys.newest().key, Terms::default());
+    Ownership::acquire(&store, &node, key, keys.pool(), "main", terms).await.unwrap();
+    drop(node);
+    let pool = open(&there, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    // Back in the first directory, the log there is overtaken, and a new one continues above it.
+    write_flushed(&pool, b"there").await;
+    pool.close().await.unwrap();
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    crash(pool).await;
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    let mut bytes = [0; 5];
+    pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"there");
+    pool.close().await.unwrap();
+}
+
+/// Offset, length and number of entries of each batch in a log file; layout in docs/format-log.md.
+fn batches(path: &Path) -> Vec<(usize, usize, u32)> {
+    let bytes = std::fs::read(path).unwrap();
+    let number = |at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+    let starts = (4096..bytes.len()).step_by(4096);
+    let found = starts.filter(|at| bytes[*at..].starts_with(b"SPDLBTCH"));
+    found.map(|at| (at, usize::try_from(number(at + 132)).unwrap(), number(at + 128))).collect()
+}
+
+/// A power cut keeps a later batch but not the one before it. The next run writes its opening batch
+/// before the stale one, and ends at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_copy() {
+    let place = tempfile::tempdir().unwrap();
+    let config = config(place.path(), "a");
+    let pool = made(&config).await;
+    write_flushed(&pool, b"first").await;
+    let volume = pool.pool().volume("db").unwrap();
+    for sector in [8, 16] {
+        volume.write(sector * 512, b"later"[..].into(), WriteFlags { fua: false }).await.unwrap();
+    }
+    crash(pool).await;
+    let ring = place.path().join("a/log/ring-00000.log");
+    let with_entries: Vec<_> =
+        batches(&ring).into_iter().filter(|(.., count)| *count > 0).collect();
+    let [.., (at, length, _), _] = with_entries[..] else { panic!("two writes, two batches") };
+    let mut bytes = std::fs::read(&ring).unwrap();
+    bytes[at..at + length].fill(0);
+    std::fs::write(&ring, bytes).unwrap();
+    for _ in 0..2 {
+        let pool = open(&config, Opening::OrNew).await.expect("the log is whole");
+        let mut bytes = [0; 5];
+        pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"first");
+        crash(pool).await;
+    }
+    assert!(!place.path().join("a/log.overtaken-1").exists());
+}
+
+/// Damage that hides the newer part of the own log makes it neither another owner's log nor an
+/// older copy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_aside() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
+    // The pool has been elsewhere, so that an earlier epoch would count as overtaken.
+    made(&there).await.close().await.unwrap();
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    write_flushed(&pool, b"first").await;
+    crash(pool).await;
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    write_flushed(&pool, b"third").await;
+    crash(pool).await;
+    let ring = place.path().join("a/log/ring-00000.log");
+    let mut bytes = std::fs::read(&ring).unwrap();
+    let (at, length, _) = batches(&ring).into_iter().find(|(.., count)| *count > 0).unwrap();
+    bytes[at..at + length].fill(0);
+    std::fs::write(&ring, bytes).unwrap();
+    let error = open(&here, Opening::OrNew).await.err().expect("a flushed batch is gone");
+    says(
+        &error,
+        &[
+            &format!("is damaged at offset {at}"),
+            "Nothing was changed",
+            "Keep this log: it holds up to ",
+        ],
+    );
+    assert!(!error.chain().contains("move ") && ring.exists(), "{}", error.chain());
+}
+
+/// A log that another owner has overtaken is removed only if it proves that the store has all of
+/// it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overtaken_log_is_kept_unless_all_of_it_is_in_the_store() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
+    let aside = |epoch: u64| place.path().join(format!("a/log.overtaken-{epoch}"));
+    let pool = made(&here).await;
+    write_flushed(&pool, b"first").await;
+    pool.close().await.unwrap();
+    open(&there, Opening::OrNew).await.unwrap().close().await.unwrap();
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    assert!(!aside(1).exists(), "it was closed in order");
+    write_flushed(&pool, b"third").await;
+    crash(pool).await;
+    let pool = open(&there, Opening::TakeOver).await.unwrap();
+    pool.close().await.unwrap();
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    assert!(aside(3).exists(), "a write is only there");
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_that_stops_is_a_condition() {
+    let place = tempfile::tempdir().unwrap();
+    let pool = made(&config(place.path(), "a")).await;
+    assert!(!pool.conditions.is_raised(ConditionKind::PoolStopped, "pool"));
+    pool.pool().fence(Error::new(ErrorKind::Fenced, "another has it"));
+    assert!(pool.conditions.is_raised(ConditionKind::PoolStopped, "pool"));
+    let told = pool.conditions.list().into_iter().map(|condition| condition.report.what);
+    assert!(told.collect::<String>().contains("another has it"));
+    pool.close().await.unwrap_err();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ring_that_is_larger_than_its_disk_is_a_condition() {
+    let place = tempfile::tempdir().unwrap();
+    let stat = rustix::fs::statvfs(place.path()).unwrap();
+    if stat.f_bavail.saturating_mul(stat.f_frsize) >= 1 << 40 {
+        println!("skipped: this disk holds the largest ring");
+        return;
+    }
+    let mut config = config(place.path(), "a");
+    (config.log.ring_bytes, config.log.file_bytes) = (1 << 40, 16 << 20);
+    let pool = made(&config).await;
+    let list = pool.conditions.list().into_iter();
+    let short: Vec<_> = list.filter(|one| one.kind == ConditionKind::LogSpace).collect();
+    assert_eq!((short.len(), &*short[0].subject), (1, "log"));
+    assert!(short[0].report.what.contains("of its size"), "{short:?}");
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scrub_whose_record_cannot_be_read_is_a_condition() {
+    let place = tempfile::tempdir().unwrap();
+    let pool = made(&config(place.path(), "a")).await;
+    let record = place.path().join("store/scrub/00000000000000000001");
+    std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+    std::fs::write(&record, b"rotten").unwrap();
+    let scrub = pool.scrub().await.start().await;
+    let list = pool.conditions.list().into_iter();
+    let told: Vec<_> = list.filter(|one| one.kind == ConditionKind::ScrubFailing).collect();
+    assert_eq!(told.len(), 1, "{:?}", pool.conditions.list());
+    assert!(told[0].report.what.contains("how far the scrub is"), "{told:?}");
+    scrub.stop(false).await;
+    drop(scrub);
+    pool.close().await.unwrap();
+}
+
+/// Makes an opening from `b` fail in the metadata, which the store has lost for a while.
+async fn fails_without_metadata(place: &Path, b: &PoolConfig, opening: Opening) {
+    let (metadata, away) = (place.join("store/metadata"), place.join("away"));
+    std::fs::rename(&metadata, &away).unwrap();
+    let error = open(b, opening).await.err().expect("the metadata is gone");
+    says(&error, &["no metadata that names them", "Bring them back"]);
+    assert!(!metadata.exists(), "nothing was made in its place");
+    std::fs::rename(&away, &metadata).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_opening_elsewhere_leaves_the_pool_to_the_directory_that_closed_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (a, b) = (config(place.path(), "a"), config(place.path(), "b"));
+    let pool = made(&a).await;
+    write_flushed(&pool, b"kept").await;
+    pool.close().await.unwrap();
+    for _ in 0..2 {
+        fails_without_metadata(place.path(), &b, Opening::OrNew).await;
+        // From either directory.
+        fails_without_metadata(place.path(), &a, Opening::OrNew).await;
+    }
+    for config in [&a, &b, &a] {
+        let pool = open(config, Opening::OrNew).await.unwrap();
+        let mut bytes = [0; 4];
+        pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"kept");
+        assert!(!is_stepped_back(&pool));
+        pool.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_take_over_loses_nothing_of_the_log_of_a_crashed_owner() {
+    let place = tempfile::tempdir().unwrap();
+    let (a, b) = (config(place.path(), "a"), config(place.path(), "b"));
+    let pool = made(&a).await;
+    write_flushed(&pool, b"stored").await;
+    pool.close().await.unwrap();
+    let pool = open(&a, Opening::OrNew).await.unwrap();
+    write_flushed(&pool, b"in log").await;
+    crash(pool).await;
+    fails_without_metadata(place.path(), &b, Opening::TakeOver).await;
+    // Other directories need a take-over.
+    let refused = open(&b, Opening::OrNew).await.err().expect("it is open on the other one");
+    assert_eq!(refused.kind(), ErrorKind::Busy, "{}", refused.chain());
+    let pool = open(&a, Opening::OrNew).await.unwrap();
+    let mut bytes = [0; 6];
+    pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+    assert_eq!(&bytes, b"in log");
+    assert!(!is_stepped_back(&pool));
+    pool.close().await.unwrap();
+    // The failed directory has no duty left.
+    let pool = open(&b, Opening::OrNew).await.unwrap();
+    assert!(!is_stepped_back(&pool));
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn opening_that_is_stopped_at_any_moment_leaves_the_pool_to_others() {
+    let place = tempfile::tempdir().unwrap();
+    let (a, b) = (config(place.path(), "a"), config(place.path(), "b"));
+    made(&a).await.close().await.unwrap();
+    // The stop comes after this many turns of the opening's task.
+    for turn_count in [0, 1, 2, 4, 8, 16, 32, 64, 128] {
+        let stop = async {
+            for _ in 0..turn_count {
+                tokio::task::yield_now().await;
+            }
+        };
+        let opened = open_until(&b, Opening::OrNew, std::pin::pin!(stop)).await.unwrap();
+        if let Some(pool) = opened {
+            pool.close().await.unwrap();
+        }
+        open(&a, Opening::OrNew).await.unwrap().close().await.unwrap();
+    }
+}

@@ -1,0 +1,149 @@
+//! A session: one client's or device's use of a volume. It decides whether its user may write, and
+//! which writes must be on stable storage before they are acknowledged.
+//!
+//! Invariants:
+//! - Every request passes the gate of the session's reservation, so that none of an earlier client
+//!   takes effect after its successor was admitted.
+//! - A session that was opened as a reader never changes anything.
+
+use crate::asker::Asker;
+use crate::claims::{Claim, Gate, Passed};
+use crate::record::Durability;
+use crate::volume::Volume;
+use block::{
+    AllocationExtent, BlockDevice, Error, ErrorKind, Limits, PayloadBuffer, Result, WriteFlags,
+    ZeroFlags,
+};
+use bytes::Bytes;
+use std::sync::Arc;
+
+/// A volume as seen by one connection, or by one device of this machine.
+pub struct Attachment {
+    volume: Arc<Volume>,
+    is_remote: bool,
+    /// It may change nothing, even if the volume becomes writable.
+    is_reader: bool,
+    /// Its user was told that flushes are not needed, and never flushes: every write is on stable
+    /// storage before it is acknowledged, even if the volume's durability changes.
+    is_write_through: bool,
+    claim: Option<Claim>,
+}
+
+impl Attachment {
+    /// Makes the session of a client. `is_remote`: the client survives a reboot of this machine.
+    /// Without a claim it may change nothing, even if the volume becomes writable.
+    #[must_use]
+    pub fn of_client(volume: Arc<Volume>, is_remote: bool, claim: Option<Claim>) -> Attachment {
+        let is_reader = claim.is_none();
+        Attachment { volume, is_remote, is_reader, is_write_through: false, claim }
+    }
+
+    /// Resolves when the session was ended: another client, or an operator, has taken the volume.
+    pub async fn revoked(&self) {
+        match &self.claim {
+            Some(claim) => claim.revoked().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Makes the view for a device of this machine, whose claim the caller keeps.
+    /// `is_write_through`: the kernel is told that it has no volatile cache.
+    pub fn local(volume: Arc<Volume>, is_write_through: bool) -> Attachment {
+        Attachment { volume, is_remote: false, is_reader: false, is_write_through, claim: None }
+    }
+
+    /// Passes the gate for one request, which holds the result: see [`crate::claims`].
+    fn pass(&self) -> Result<Option<Passed<'_>>> {
+        self.claim.as_ref().and_then(Claim::gate).map(|gate| gate.pass()).transpose()
+    }
+
+    /// Like [`Attachment::pass`], for a change.
+    fn pass_change(&self) -> Result<Option<Passed<'_>>> {
+        if self.is_reader {
+            let what = format!(
+                "change volume {}: it was read-only when this client connected; connect anew to write",
+                self.volume.record().name
+            );
+            return Err(Error::new(ErrorKind::Denied, what));
+        }
+        self.pass()
+    }
+
+    /// Reports whether writes must be on stable storage before they are acknowledged: those of a
+    /// remote client, unless a durability was chosen explicitly for the volume, and always those of
+    /// a device without a volatile cache.
+    pub fn must_be_durable(&self) -> bool {
+        self.is_write_through
+            || self.is_remote && self.volume.record().durability == Durability::Auto
+    }
+}
+
+impl BlockDevice for Attachment {
+    fn limits(&self) -> Limits {
+        let limits = self.volume.limits();
+        let is_read_only = limits.is_read_only || self.is_reader;
+        Limits { is_read_only, has_volatile_cache: !self.is_write_through, ..limits }
+    }
+
+    async fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let _passed = self.pass()?;
+        self.volume.read(offset, buf).await
+    }
+
+    fn payload(&self, length: usize) -> PayloadBuffer {
+        self.volume.payload(length)
+    }
+
+    async fn write(&self, offset: u64, payload: Bytes, flags: WriteFlags) -> Result<()> {
+        let _passed = self.pass_change()?;
+        let fua = flags.fua || self.must_be_durable();
+        self.volume.write(offset, payload, WriteFlags { fua }).await
+    }
+
+    async fn flush(&self) -> Result<()> {
+        let _passed = self.pass()?;
+        self.volume.flush().await
+    }
+
+    async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
+        let _passed = self.pass_change()?;
+        self.volume.discard(offset, length, fua || self.must_be_durable()).await
+    }
+
+    async fn write_zeroes(&self, offset: u64, length: u64, flags: ZeroFlags) -> Result<()> {
+        let _passed = self.pass_change()?;
+        let fua = flags.fua || self.must_be_durable();
+        self.volume.write_zeroes(offset, length, ZeroFlags { fua, ..flags }).await
+    }
+
+    async fn allocation(
+        &self,
+        offset: u64,
+        length: u64,
+        extent_count_max: usize,
+    ) -> Result<Vec<AllocationExtent>> {
+        self.volume.allocation(offset, length, extent_count_max).await
+    }
+
+    async fn prefetch(&self, offset: u64, length: u64) -> Result<()> {
+        self.volume.prefetch(offset, length).await
+    }
+
+    async fn resize(&self, size_bytes: u64) -> Result<()> {
+        let passed = self.pass_change()?;
+        let gate = self.claim.as_ref().and_then(Claim::gate);
+        let passed_on = gate.map(Gate::pass_on).transpose()?;
+        drop(passed);
+        // Run it in a task of its own: if the client disconnects, the entry is taken back or the
+        // resize is completed.
+        let (_waits, asker) = Asker::new();
+        let volume = self.volume.clone();
+        let resize = asker.scope(async move {
+            let resized = volume.resize(size_bytes).await;
+            drop(passed_on);
+            resized
+        });
+        let resized = tokio::spawn(resize).await;
+        resized.map_err(|error| Error::with_source(ErrorKind::Io, "resize a volume", error))?
+    }
+}

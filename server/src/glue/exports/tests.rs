@@ -1,0 +1,201 @@
+//! Volumes as exports: how clients are told apart, and which may write.
+
+use super::*;
+use block::{BlockDevice, Epoch, ZeroFlags};
+use engine::claims::Claims;
+use engine::pool::StepBack;
+use engine::record::Durability;
+use engine::testing::{MIB, NO_FUA, claims, kill, open, open_after_boot, pattern};
+use nbd::wire::Intent;
+use object_store::memory::InMemory;
+use uuid::Uuid;
+
+mod leftovers;
+
+fn claim(client: u8, boot: Uuid, intent: Intent) -> ClaimRequest {
+    ClaimRequest {
+        intent,
+        is_shared: false,
+        connection: 0,
+        client: [client; 16],
+        boot: boot.into_bytes(),
+        attachment: [client; 16],
+        label: format!("host{client}"),
+        export: "v".to_owned(),
+    }
+}
+
+fn client(claim: Option<ClaimRequest>) -> Client {
+    Client {
+        peer: Peer::Unix { uid: None },
+        is_tls: false,
+        names: Vec::new(),
+        claim,
+        line: nbd::Line::default(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
+    pool.configure_volume("v", None, Some(true), None).await.unwrap();
+    let claims = Arc::new(Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
+    let exports = PoolExports::new(pool.clone(), claims.clone());
+    let early = exports.open("v", &client(None)).await.unwrap();
+    let said = claim(1, Uuid::from_bytes([9; 16]), Intent::Attach);
+    let attached = exports.open("v", &client(Some(said.clone()))).await.unwrap();
+    let volume = pool.volume("v").unwrap().id().0;
+    assert_eq!(claims.holders_of(volume), ["host1"], "it is known while nobody may write");
+    pool.configure_volume("v", None, Some(false), None).await.unwrap();
+    attached.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
+    assert!(early.limits().is_read_only);
+    let refused = early.write(0, pattern(2, 4096), NO_FUA).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied);
+    assert!(early.discard(0, 4096, false).await.is_err());
+    assert!(early.write_zeroes(0, 4096, ZeroFlags::default()).await.is_err());
+    assert!(early.resize(2 * MIB).await.is_err());
+    let mut bytes = vec![0; 4096];
+    early.read(0, &mut bytes).await.unwrap();
+    assert_eq!(bytes, pattern(1, 4096));
+    // It returns while the volume is read-only, is ended, and never writes again.
+    pool.configure_volume("v", None, Some(true), None).await.unwrap();
+    drop(attached);
+    let again = ClaimRequest { intent: Intent::Go, ..said };
+    let attached = exports.open("v", &client(Some(again.clone()))).await.unwrap();
+    assert_eq!(claims.fence(volume).await.unwrap(), ["host1"]);
+    pool.configure_volume("v", None, Some(false), None).await.unwrap();
+    let refused = attached.write(0, pattern(3, 4096), NO_FUA).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Fenced);
+    assert!(exports.open("v", &client(Some(again))).await.is_err());
+    drop((early, attached, exports));
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_behind_a_tunnel_is_known_by_when_it_was_started() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
+    let claims = Arc::new(Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
+    let exports = PoolExports::new(pool.clone(), claims);
+    let here = claim(1, block::env::boot_id(), Intent::Attach);
+    let elsewhere = claim(2, Uuid::from_bytes([9; 16]), Intent::Attach);
+    let attached = exports.open("v", &client(Some(here.clone()))).await.unwrap();
+    assert!(!attached.must_be_durable());
+    drop(attached);
+    exports.release(&here, &client(None)).await.unwrap();
+    let attached = exports.open("v", &client(Some(elsewhere.clone()))).await.unwrap();
+    assert!(attached.must_be_durable(), "it survives a reboot of this machine");
+    drop(attached);
+    exports.release(&elsewhere, &client(None)).await.unwrap();
+    pool.note_step_back(StepBack::TakeOver, Epoch(2)).await.unwrap();
+    let refused = exports.open("v", &client(Some(elsewhere))).await.map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied);
+    exports.open("v", &client(Some(here))).await.map(drop).unwrap();
+    drop(exports);
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auto_means_write_for_a_client_on_another_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    pool.create_volume("auto", MIB, Durability::Auto).await.unwrap();
+    pool.create_volume("named", MIB, Durability::Flush).await.unwrap();
+    let exports = PoolExports::new(pool.clone(), claims(dir.path()));
+    let local = ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"].map(str::to_owned);
+    let remote = ["192.0.2.7:5", "[2001:db8::7]:5"].map(str::to_owned);
+    for (addresses, is_remote) in [(&local[..], false), (&remote[..], true)] {
+        for address in addresses {
+            let peer = Peer::Tcp(address.parse().unwrap());
+            let client = Client {
+                peer,
+                is_tls: false,
+                names: Vec::new(),
+                claim: None,
+                line: nbd::Line::default(),
+            };
+            let auto = exports.open("auto", &client).await.unwrap();
+            assert_eq!(auto.must_be_durable(), is_remote, "{address}");
+            auto.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
+            let log = pool.log_status();
+            assert!(!is_remote || log.durable_lsn == log.last_lsn, "{address}: {log:?}");
+            let named = exports.open("named", &client).await.unwrap();
+            assert!(!named.must_be_durable(), "{address}: chosen by name");
+        }
+    }
+    let peer = Peer::Unix { uid: None };
+    let client =
+        Client { peer, is_tls: false, names: Vec::new(), claim: None, line: nbd::Line::default() };
+    assert!(!exports.open("auto", &client).await.unwrap().must_be_durable());
+    drop(exports);
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let client = |peer| Client {
+        peer,
+        is_tls: false,
+        names: Vec::new(),
+        claim: None,
+        line: nbd::Line::default(),
+    };
+    let remote = client(Peer::Tcp("192.0.2.7:5".parse().unwrap()));
+    let local = client(Peer::Tcp("127.0.0.1:5".parse().unwrap()));
+    let pool = open(dir.path(), &store, 1).await;
+    for (name, durability) in [("named", Durability::Flush), ("auto", Durability::Auto)] {
+        let volume = pool.create_volume(name, MIB, durability).await.unwrap();
+        volume.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
+    }
+    kill(pool).await;
+    // The same boot: every acknowledged write is there.
+    let (pool, is_proven) = open_after_boot(dir.path(), &store, 2, 1).await;
+    assert!(is_proven);
+    pool.volume("named").unwrap().write(0, pattern(2, 4096), NO_FUA).await.unwrap();
+    kill(pool).await;
+    let (pool, is_proven) = open_after_boot(dir.path(), &store, 3, 2).await;
+    assert!(!is_proven);
+    pool.note_step_back(StepBack::Reboot, Epoch(2)).await.unwrap();
+    let exports = PoolExports::new(pool.clone(), claims(dir.path()));
+    let refused = exports.open("named", &remote).await.map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied);
+    assert!(refused.chain().contains("spindle volume accept named"), "{}", refused.chain());
+    exports.open("named", &local).await.map(drop).unwrap();
+    exports.open("auto", &remote).await.map(drop).unwrap();
+    // The next write records that the owner knows about the loss.
+    pool.volume("auto").unwrap().write(0, pattern(3, 4096), NO_FUA).await.unwrap();
+    drop(exports);
+    kill(pool).await;
+    // The mark stays, although the log has nothing more to report, until an operator accepts it.
+    let (pool, is_proven) = open_after_boot(dir.path(), &store, 4, 2).await;
+    assert!(is_proven);
+    let exports = PoolExports::new(pool.clone(), claims(dir.path()));
+    assert!(exports.open("named", &remote).await.is_err());
+    assert!(!pool.accept_step_back("named", false).await.unwrap().is_stepped_back);
+    exports.open("named", &remote).await.map(drop).unwrap();
+    // A pool that was taken over has lost the data that existed only on the other machine, whatever
+    // the durability.
+    exports.open("auto", &remote).await.map(drop).unwrap();
+    pool.create_volume("removed", MIB, Durability::Auto).await.unwrap();
+    pool.remove_volume("removed", false).await.unwrap();
+    pool.note_step_back(StepBack::TakeOver, Epoch(3)).await.unwrap();
+    exports.open("auto", &remote).await.map(drop).unwrap_err();
+    assert!(pool.restore_volume("removed").await.unwrap().is_stepped_back);
+    exports.open("removed", &remote).await.map(drop).unwrap_err();
+    pool.accept_step_back("named", false).await.unwrap();
+    let again = pool.accept_step_back("named", false).await.map(drop).unwrap_err();
+    assert_eq!(again.kind(), ErrorKind::Invalid);
+    drop(exports);
+    kill(pool).await;
+    let pool = open(dir.path(), &store, 5).await;
+    assert!(!pool.volume("named").unwrap().record().is_stepped_back);
+    pool.close().await.unwrap();
+}
