@@ -9,52 +9,32 @@
 //!   it in the same way.
 #![deny(unsafe_code)]
 
-mod contents;
-mod core;
-mod disk_file;
-mod extents;
-mod failure;
+mod disk;
 mod format;
-mod incomplete;
-mod inspect;
 mod log;
-mod memory;
-mod mounted;
 mod options;
 mod overlay;
-mod pace;
 mod planted;
-mod queue;
-mod quick;
-mod reads;
-mod recovery;
-mod resident;
-mod scan;
-mod shared;
-mod side;
-mod side_dir;
+mod ring;
 #[cfg(test)]
 mod sim;
-mod state_files;
-mod succession;
-mod tail;
-mod unreadable;
-mod walk;
+mod spill;
+mod throttle;
 
-pub use contents::LogContents;
-pub use extents::{Piece, Source};
-pub use failure::is_log_failure;
+pub use disk::failure::is_log_failure;
+pub use disk::unreadable::is_unreadable;
 pub use format::VERSION as LOG_FORMAT_VERSION;
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};
 pub use format::state::TailLoss;
-pub use incomplete::is_incomplete;
-pub use inspect::{LogSummary, find_overtaken};
 pub use log::{Log, LogNotes, LogStatus, ObsoleteSides, RingSpace, SideChange, SidePart};
 pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
+pub use overlay::extents::{Piece, Source};
+pub use overlay::log_resident::LogResident;
 pub use overlay::{Generation, Overlay, VolumeWeight};
-pub use reads::UnreadablePlace;
-pub use recovery::Recovery;
-pub use resident::LogResident;
-pub use side::{SideFileId, SideLayer, SideResident};
-pub use side_dir::{MissingSide, SidesWanted, weigh as weigh_side_files};
-pub use unreadable::is_unreadable;
+pub use ring::contents::LogContents;
+pub use ring::incomplete::is_incomplete;
+pub use ring::inspect::{LogSummary, find_overtaken};
+pub use ring::reads::UnreadablePlace;
+pub use ring::recovery::Recovery;
+pub use spill::dir::{MissingSide, SidesWanted, weigh as weigh_side_files};
+pub use spill::{SideFileId, SideLayer, SideResident};

@@ -19,18 +19,18 @@ use self::pressure::Pressure;
 pub use self::sides::{ObsoleteSides, SideChange, SidePart};
 use self::waiting::Reached;
 
-use crate::core::{self, Core, FileState, extents_to_freeze};
-use crate::disk_file::FileDisk;
-use crate::mounted::mounted;
+use crate::disk::file_disk::FileDisk;
+use crate::disk::mounted::mounted;
+use crate::disk::state_files::StateFiles;
 use crate::options::{LogIdentity, LogOptions, Wait, payload_bytes_max};
+use crate::overlay::log_resident::LogResident;
 use crate::overlay::{Generation, Overlay};
 use crate::planted::Planted;
-use crate::recovery::{self, OpenArgs, Recovery};
-use crate::resident::LogResident;
-use crate::shared::{Shared, closed};
-use crate::side::SideReader;
-use crate::side_dir::{self, SidesWanted};
-use crate::state_files::StateFiles;
+use crate::ring::core::{self, Core, FileState, extents_to_freeze};
+use crate::ring::recovery::{self, OpenArgs, Recovery};
+use crate::ring::shared::{Shared, closed};
+use crate::spill::SideReader;
+use crate::spill::dir::{self as spill_dir, SidesWanted};
 use block::env::{Clock, Disk, DiskReader, SystemClock, SystemRandom};
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Lsn, PayloadBuffer, Result, VolumeId};
@@ -211,7 +211,7 @@ impl Log {
         options.check()?;
         let mut disk = FileDisk::open(dir, options.io_mode)?;
         let reader = SideReader { pool: identity.pool, epoch: identity.epoch, key: &key };
-        let mut sides = side_dir::find(dir, wanted, &reader)?;
+        let mut sides = spill_dir::find(dir, wanted, &reader)?;
         let keeper = StateFiles::new(dir, &notes.beside, &notes.heard);
         let args = OpenArgs {
             identity,

@@ -11,11 +11,15 @@
 //!   above older ones. They change together with the generation that leaves, or on their own once
 //!   the data tier has taken them in.
 
-use crate::extents::{Cut, ExtentMap, Piece, Source, Weight};
+pub(crate) mod extents;
+pub(crate) mod log_resident;
+mod map_ahead;
+
 use crate::format::entry::EntryKind;
-use crate::memory::map_ahead;
+use crate::overlay::extents::{Cut, ExtentMap, Piece, Source, Weight};
+use crate::overlay::map_ahead::map_ahead;
 use crate::planted::Planted;
-use crate::side::SideLayer;
+use crate::spill::SideLayer;
 use block::buffers::PayloadBuffers;
 use block::{Lsn, VolumeId};
 use bytes::Bytes;
@@ -268,11 +272,14 @@ pub(crate) struct Incoming {
     pub(crate) start_sector: u64,
     pub(crate) sector_count: u64,
     pub(crate) payload: Bytes,
-    pub(crate) resident: Option<crate::resident::LogResident>,
+    pub(crate) resident: Option<crate::overlay::log_resident::LogResident>,
 }
 
 impl Incoming {
-    pub(crate) fn new(entry: crate::NewEntry, resident: crate::resident::LogResident) -> Self {
+    pub(crate) fn new(
+        entry: crate::NewEntry,
+        resident: crate::overlay::log_resident::LogResident,
+    ) -> Self {
         let resident = (entry.kind == EntryKind::Write).then_some(resident);
         Incoming {
             volume: entry.volume,

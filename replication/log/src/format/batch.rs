@@ -6,7 +6,7 @@
 //! - Each batch, with or without entries, has a tag that authenticates the first [`AT_HEADER_CRC`]
 //!   bytes of its header. The table's seal binds the same bytes, so a header cannot be moved to
 //!   another table.
-//! - Version 1 had no such tag. It is read but never written; see [`crate::succession`] for its
+//! - Version 1 had no such tag. It is read but never written; see [`crate::format::succession`] for its
 //!   allowed places.
 //! - The checksum covers ciphertext, so a batch can be verified without a key.
 

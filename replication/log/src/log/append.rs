@@ -8,7 +8,7 @@
 use super::pressure::hold_back;
 use super::{Inner, Log, Reached};
 use crate::options::{NewEntry, Wait};
-use crate::queue::{ENTRY_OVERHEAD_BYTES, Group, Place, Ticket};
+use crate::ring::queue::{ENTRY_OVERHEAD_BYTES, Group, Place, Ticket};
 use block::{Error, ErrorKind, Lsn, Result};
 use std::pin::pin;
 use std::sync::Arc;

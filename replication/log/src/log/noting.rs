@@ -7,9 +7,9 @@
 //! - Closing waits for the note, for a bounded time.
 
 use super::{Inner, Log};
+use crate::disk::state_files::StateFiles;
 use crate::format::state::{self, LogState, Standing};
-use crate::state_files::StateFiles;
-use crate::tail::{note_failure_of, tell_unnoted};
+use crate::ring::tail::{note_failure_of, tell_unnoted};
 use block::Error;
 use parking_lot::{Condvar, Mutex};
 use std::path::PathBuf;

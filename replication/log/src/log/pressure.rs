@@ -8,7 +8,7 @@
 
 use super::Inner;
 use crate::options::LogOptions;
-use crate::pace::{Hold, Pace};
+use crate::throttle::{Hold, Pace};
 use block::env::{Clock, SystemClock};
 use parking_lot::Mutex;
 use std::sync::Arc;

@@ -7,10 +7,11 @@
 //! - Files are removed only when neither the overlay nor that metadata names them.
 
 use super::{Inner, Log};
-use crate::extents::{Piece, Source};
+use crate::disk::unreadable;
+use crate::overlay::extents::{Piece, Source};
 use crate::overlay::{Generation, LayersOf};
-use crate::side::{self, SideFileId, SideLayer, SideResident, SideSeed};
-use crate::{side_dir, unreadable};
+use crate::spill::dir as spill_dir;
+use crate::spill::{self, SideFileId, SideLayer, SideResident, SideSeed};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use std::path::PathBuf;
@@ -142,7 +143,7 @@ impl Log {
             let (taken, rest) = layers.split_at(count);
             SidePart {
                 volume,
-                pieces: side::merge(taken),
+                pieces: spill::merge(taken),
                 files: taken.iter().map(|layer| layer.id()).collect(),
                 rest: rest.iter().map(|layer| layer.id()).collect(),
             }
@@ -191,7 +192,7 @@ impl Log {
     /// Removes files that nothing names. The next open removes any that cannot be removed now.
     pub async fn remove_sides(&self, obsolete: ObsoleteSides) {
         if !obsolete.0.is_empty() {
-            let removal = tokio::task::spawn_blocking(move || side_dir::remove(&obsolete.0));
+            let removal = tokio::task::spawn_blocking(move || spill_dir::remove(&obsolete.0));
             if let Err(error) = removal.await {
                 tracing::warn!(%error, "side files stay for now");
             }
@@ -223,7 +224,7 @@ impl Inner {
             layers.push(Arc::new(new));
             let count_max = self.shared.overlay.side_files_max(volume);
             for _ in 0..SIDE_MERGES_MAX {
-                let index = side::cheapest_pair(&layers, |older, newer| {
+                let index = spill::cheapest_pair(&layers, |older, newer| {
                     !self.shared.overlay.is_snapshot_between(
                         volume,
                         older.last_lsn,
@@ -234,7 +235,7 @@ impl Inner {
                 let pair = &layers[index..index + 2];
                 let (first_lsn, last_lsn) = (pair[0].id().first_lsn, pair[1].id().last_lsn);
                 let since = pair.iter().filter_map(|layer| layer.since).min();
-                let merged = create(first_lsn, last_lsn, &side::merge(pair))?.since(since);
+                let merged = create(first_lsn, last_lsn, &spill::merge(pair))?.since(since);
                 fresh.push(merged.id());
                 layers.splice(index..index + 2, [Arc::new(merged)]);
             }
@@ -257,7 +258,7 @@ impl Inner {
         write(fresh).inspect_err(|_| {
             let paths: Vec<PathBuf> =
                 fresh.iter().map(|id| self.dir.join(id.file_name(volume))).collect();
-            side_dir::remove(&paths);
+            spill_dir::remove(&paths);
         })
     }
 
@@ -274,7 +275,7 @@ impl Inner {
             epoch: self.identity.epoch,
             algorithm: self.options.algorithm,
             volume,
-            id: SideFileId { first_lsn, last_lsn, id: side_dir::fresh_id() },
+            id: SideFileId { first_lsn, last_lsn, id: spill_dir::fresh_id() },
         };
         let read = |source: &Source| match source {
             Source::Payload(bytes) => Ok(bytes.clone()),
@@ -284,9 +285,15 @@ impl Inner {
                 unreachable!("it has no payload")
             }
         };
-        side_dir::create(&self.dir, &seed, pieces, &self.key, &|source| match are_unreadable_lost {
-            true => unreadable::read_or_lose(|| read(source)),
-            false => read(source),
-        })
+        spill_dir::create(
+            &self.dir,
+            &seed,
+            pieces,
+            &self.key,
+            &|source| match are_unreadable_lost {
+                true => unreadable::read_or_lose(|| read(source)),
+                false => read(source),
+            },
+        )
     }
 }

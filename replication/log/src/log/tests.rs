@@ -3,9 +3,9 @@
 
 use super::*;
 use crate::TailLoss;
-use crate::extents::Source;
 use crate::format::entry::EntryKind;
 use crate::options::NewEntry;
+use crate::overlay::extents::Source;
 use block::Epoch;
 use block::seal::KEY_BYTES;
 use std::future::poll_fn;
@@ -212,7 +212,7 @@ async fn others_go_on(planted: Planted) -> bool {
             append(&log, 64 << 10).await.unwrap();
         }
     };
-    let longest = Duration::from_nanos(4 * crate::pace::DELAY_NS_MAX);
+    let longest = Duration::from_nanos(4 * crate::throttle::DELAY_NS_MAX);
     tokio::time::timeout(longest, others).await.is_ok()
 }
 

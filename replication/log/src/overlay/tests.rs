@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::format::entry::EntryRow;
-use crate::resident::{BatchPlace, LogResident};
+use crate::overlay::log_resident::{BatchPlace, LogResident};
 use crate::sim::Rng;
 use block::seal::{Algorithm, SALT_BYTES};
 use block::units::SECTOR_BYTES;

@@ -14,9 +14,9 @@
 //!   written.
 
 use super::Rng;
+use crate::disk::state_files::{FoundState, StateKeeper};
 use crate::format::batch::BatchHeader;
 use crate::format::state::{LogState, Standing};
-use crate::state_files::{FoundState, StateKeeper};
 use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest};
 use block::units::{crc32c, crc32c_parts};
 use block::{Error, ErrorKind};

@@ -11,20 +11,20 @@
 
 use super::disk::{Faults, Platter, SimDisk};
 use super::{Rng, SimRandom, SimSide};
-use crate::core::{self, Core};
-use crate::extents::{Piece, Source};
 use crate::format::entry::EntryKind;
 use crate::format::state::LogState;
-use crate::inspect;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
+use crate::overlay::extents::{Piece, Source};
+use crate::overlay::log_resident::LogResident;
 use crate::overlay::{Generation, LayersOf, Sides};
 use crate::planted::Planted;
-use crate::queue::Group;
-use crate::recovery::{self, OpenArgs};
-use crate::resident::LogResident;
-use crate::shared::Shared;
-use crate::side::{self, SideFileId, SideLayer, SideReader, SideSeed};
-use crate::tail;
+use crate::ring::core::{self, Core};
+use crate::ring::inspect;
+use crate::ring::queue::Group;
+use crate::ring::recovery::{self, OpenArgs};
+use crate::ring::shared::Shared;
+use crate::ring::tail;
+use crate::spill::{self, SideFileId, SideLayer, SideReader, SideSeed};
 use block::env::{Disk, DiskReader, Random};
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
@@ -525,7 +525,7 @@ impl World {
             let mut layers = process.shared.overlay.sides_of(volume);
             layers.push(new);
             if layers.len() > 2
-                && let Some(index) = side::cheapest_pair(&layers, |older, newer| {
+                && let Some(index) = spill::cheapest_pair(&layers, |older, newer| {
                     let overlay = &process.shared.overlay;
                     self.plan.planted.sides_joined
                         || !overlay.is_snapshot_between(volume, older.last_lsn, newer.first_lsn)
@@ -533,7 +533,7 @@ impl World {
             {
                 let pair = &layers[index..index + 2];
                 let (first, last) = (pair[0].id().first_lsn, pair[1].id().last_lsn);
-                let merged = self.write_side(process, volume, first, last, &side::merge(pair))?;
+                let merged = self.write_side(process, volume, first, last, &spill::merge(pair))?;
                 layers.splice(index..index + 2, [merged]);
             }
             self.stats.set_aside += 1;
@@ -561,7 +561,7 @@ impl World {
         };
         let key = PoolKey::new(KEY);
         let mut sink = SimSide::default();
-        side::write(&mut sink, &seed, pieces, &key, &|source| match source {
+        spill::write(&mut sink, &seed, pieces, &key, &|source| match source {
             Source::LogResident(resident) => resident.read(&*process.reader, &key),
             Source::SideResident(resident) => resident.read(),
             other => panic!("{other:?} needs no reading"),
@@ -576,7 +576,7 @@ impl World {
         let bytes = self.side_files.get(&name).ok_or_else(|| format!("{name} is gone"))?;
         let key = PoolKey::new(KEY);
         let reader = SideReader { pool: self.identity.pool, epoch: self.identity.epoch, key: &key };
-        let layer = side::open(name, Box::new(bytes.clone()), volume, id, &reader);
+        let layer = spill::open(name, Box::new(bytes.clone()), volume, id, &reader);
         layer.map(Arc::new).map_err(|e| e.chain())
     }
 
@@ -598,7 +598,7 @@ impl World {
     fn catch_up(&mut self, process: &Process) -> Result<(), String> {
         let Some((&volume, _)) = self.asides.iter().next() else { return Ok(()) };
         let id = VolumeId(volume);
-        for piece in side::merge(&process.shared.overlay.sides_of(id)) {
+        for piece in spill::merge(&process.shared.overlay.sides_of(id)) {
             let tags = tags_of(&*process.reader, &piece.source, piece.sector_count)?;
             let sectors = (piece.start_sector..).map(|sector| (volume, sector));
             self.tier.extend(sectors.zip(tags));

@@ -6,8 +6,8 @@
 
 use super::*;
 use crate::format::FormatError;
-use crate::reads::Reads;
-use crate::walk::{FIRST_AT, Walk};
+use crate::ring::reads::Reads;
+use crate::ring::walk::{FIRST_AT, Walk};
 
 /// File, first byte, end.
 type Range = (u32, u64, u64);

@@ -5,9 +5,9 @@
 //!   failed sync or an unmounted file system could not write.
 //! - Evidence of a loss is made durable before any step that could destroy it.
 
+use crate::disk::state_files::{FoundState, StateKeeper};
 use crate::format::state::{LogState, Standing, TailLoss};
-use crate::scan::Scan;
-use crate::state_files::{FoundState, StateKeeper};
+use crate::ring::scan::Scan;
 use block::{Lsn, Result};
 
 /// Evidence from outside the log itself.

@@ -94,7 +94,7 @@ impl StateKeeper for StateFiles {
         for Place { path, .. } in &self.places {
             let bytes = match std::fs::read(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) if crate::unreadable::is_eio(&error) => Vec::new(),
+                Err(error) if crate::disk::unreadable::is_eio(&error) => Vec::new(),
                 Err(error) => {
                     let what = format!("read {}", path.display());
                     return Err(Error::with_source(ErrorKind::Io, what, error));

@@ -11,11 +11,11 @@
 use crate::format::FormatError;
 use crate::format::batch::{self, BatchHeader};
 use crate::format::entry::{EntryKind, EntryRow};
+use crate::overlay::log_resident::{BatchPlace, LogResident};
 use crate::overlay::{Incoming, Overlay};
-use crate::reads::Reads;
-use crate::recovery::OpenArgs;
-use crate::resident::{BatchPlace, LogResident};
-use crate::walk::{At, Ring, Taken, Walk};
+use crate::ring::reads::Reads;
+use crate::ring::recovery::OpenArgs;
+use crate::ring::walk::{At, Ring, Taken, Walk};
 use block::seal::SealKey;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use bytes::Bytes;
@@ -256,7 +256,7 @@ impl<'a> Scan<'a> {
             walk.reads.name(walk.end_at.slot),
             walk.end_at.offset
         );
-        Err(crate::incomplete::error_of(why, walk.seen.contents))
+        Err(crate::ring::incomplete::error_of(why, walk.seen.contents))
     }
 
     /// Checks that the log reaches the served epoch: the opening batch of an epoch is on stable
@@ -279,7 +279,7 @@ impl<'a> Scan<'a> {
             return Err(self.damaged_at_end(&why));
         }
         let why = format!("open the write log: {why}: newer writes are missing");
-        Err(crate::incomplete::error_of(why, walk.seen.contents))
+        Err(crate::ring::incomplete::error_of(why, walk.seen.contents))
     }
 
     /// Returns whether the ring was made but never served: it then holds at most one opening batch,

@@ -21,6 +21,7 @@ pub(crate) mod file;
 pub(crate) mod made;
 pub(crate) mod side;
 pub(crate) mod state;
+pub(crate) mod succession;
 #[cfg(test)]
 mod tests;
 

@@ -18,11 +18,11 @@ use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
 use crate::options::{
     LogIdentity, LogOptions, RESERVE_BYTES, Wait, batch_bytes, payload_bytes_max,
 };
+use crate::overlay::log_resident::{BatchPlace, LogResident};
 use crate::overlay::{Generation, Incoming};
 use crate::planted::Planted;
-use crate::queue::{BatchSize, Pending};
-use crate::resident::{BatchPlace, LogResident};
-use crate::shared::Shared;
+use crate::ring::queue::{BatchSize, Pending};
+use crate::ring::shared::Shared;
 use block::env::{Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
 use block::{Error, Lsn};
@@ -767,5 +767,5 @@ fn on_full(shared: &Shared) {
 }
 
 fn io_error(what: &str, error: io::Error) -> Error {
-    crate::failure::error_of(what.to_owned(), error)
+    crate::disk::failure::error_of(what.to_owned(), error)
 }

@@ -11,7 +11,7 @@
 
 use crate::options::Wait;
 use crate::overlay::Overlay;
-use crate::queue::{Group, Place, Placed, Queue, Ticket};
+use crate::ring::queue::{Group, Place, Placed, Queue, Ticket};
 use block::{Error, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};

@@ -8,7 +8,7 @@ mod disk;
 mod tests;
 mod world;
 
-use crate::side::{SideBytes, SideSink};
+use crate::spill::{SideBytes, SideSink};
 use block::env::Random;
 use parking_lot::Mutex;
 use std::io;

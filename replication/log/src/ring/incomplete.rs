@@ -4,7 +4,7 @@
 //! - Only a loss that an operator can repair by bringing files back, or accept, counts. Damage
 //!   within a file does not.
 
-use crate::contents::LogContents;
+use crate::ring::contents::LogContents;
 use block::{Error, ErrorKind};
 use std::fmt;
 

@@ -3,9 +3,9 @@
 //! Invariants:
 //! - Data read back is authenticated; a handle never yields bytes of a later lap.
 
+use crate::disk::unreadable;
 use crate::format::batch;
 use crate::format::entry::EntryRow;
-use crate::unreadable;
 use block::buffers::part_of;
 use block::env::DiskReader;
 use block::seal::{Algorithm, PoolKey, SALT_BYTES};

@@ -11,8 +11,8 @@
 //!   copied.
 //! - Insert and lookup cost O(log n) plus the number of extents that they touch.
 
-use crate::resident::LogResident;
-use crate::side::SideResident;
+use crate::overlay::log_resident::LogResident;
+use crate::spill::SideResident;
 use block::Lsn;
 use block::buffers::PayloadBuffers;
 use block::units::SECTOR_BYTES;

@@ -12,7 +12,7 @@
 
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::options::{NewEntry, Wait};
-use crate::shared::closed;
+use crate::ring::shared::closed;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::{HashMap, VecDeque};
 use tokio::sync::oneshot;

@@ -8,12 +8,12 @@
 //!   until it is written over, reading it is an error, and never yields zeroes or older contents.
 //! - Only the index is in memory.
 
-use crate::extents::{Cut, ExtentMap, Piece, Source, Weight};
+use crate::disk::unreadable;
 use crate::format::FormatError;
 use crate::format::side::{
     self, SIDE_HEADER_BYTES, SIDE_KEY_PURPOSE, SideContent, SideHeader, SideRow,
 };
-use crate::unreadable;
+use crate::overlay::extents::{Cut, ExtentMap, Piece, Source, Weight};
 use block::buffers::part_of;
 use block::seal::{Algorithm, PoolKey, SALT_BYTES, SealKey};
 use block::units::SECTOR_BYTES;
@@ -23,6 +23,8 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
+
+pub(crate) mod dir;
 
 /// The identity of one side file of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

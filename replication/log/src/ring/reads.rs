@@ -7,7 +7,7 @@
 //! - The number of such places is bounded, so that a disk that reads nothing does not hold up an
 //!   open.
 
-use crate::unreadable::is_eio;
+use crate::disk::unreadable::is_eio;
 use block::env::DiskReader;
 use block::{Error, ErrorKind, Result};
 use std::cell::RefCell;

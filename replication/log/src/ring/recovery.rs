@@ -8,20 +8,20 @@
 //!   earlier life can be taken for its successor.
 //! - A crash at any point of recovery is followed by a recovery with the same result.
 
-use crate::contents::LogContents;
-use crate::core::{Config, FileState, Head, LiveFile};
+use crate::disk::state_files::StateKeeper;
 use crate::format::batch::{self, BatchHeader};
 use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
 use crate::format::state::{LogState, Standing, TailLoss};
 use crate::options::{LogIdentity, LogOptions, RESERVE_BYTES};
 use crate::overlay::Overlay;
 use crate::planted::Planted;
-use crate::reads::{Reads, UnreadablePlace};
-use crate::scan::Scan;
-use crate::side_dir::MissingSide;
-use crate::state_files::StateKeeper;
-use crate::tail::{Evidence, Lost};
-use crate::walk::{FIRST_AT, Ring, Walk};
+use crate::ring::contents::LogContents;
+use crate::ring::core::{Config, FileState, Head, LiveFile};
+use crate::ring::reads::{Reads, UnreadablePlace};
+use crate::ring::scan::Scan;
+use crate::ring::tail::{Evidence, Lost};
+use crate::ring::walk::{FIRST_AT, Ring, Walk};
+use crate::spill::dir::MissingSide;
 use block::env::{Disk, DiskRequest, IO_ALIGN_BYTES, IoBuffer, Random};
 use block::seal::{PoolKey, SALT_BYTES};
 use block::{Error, ErrorKind, Lsn, Result};
@@ -236,7 +236,7 @@ fn check_none_missing(reads: &Reads<'_>, ring: Option<&Ring>, args: &OpenArgs<'_
         }
         None => LogContents::beyond(args.destaged),
     };
-    Err(crate::incomplete::error_of(why, contents))
+    Err(crate::ring::incomplete::error_of(why, contents))
 }
 
 /// Prepares the log for service once the scan has found its end.

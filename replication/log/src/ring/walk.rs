@@ -2,18 +2,18 @@
 //! Recovery and [`crate::find_overtaken`] share this walk.
 //!
 //! Invariants:
-//! - A batch is taken only if it follows the previous one ([`crate::succession`]) and is whole.
+//! - A batch is taken only if it follows the previous one ([`crate::format::succession`]) and is whole.
 //! - Nothing is written, and no key is needed.
 
-use crate::contents::LogContents;
-use crate::core::LiveFile;
 use crate::format::FormatError;
 use crate::format::batch::{self, BATCH_HEADER_BYTES, BatchHeader};
 use crate::format::file::FILE_HEADER_BYTES;
+use crate::format::succession;
 use crate::options::batch_bytes_bound;
 use crate::planted::Planted;
-use crate::reads::Reads;
-use crate::succession;
+use crate::ring::contents::LogContents;
+use crate::ring::core::LiveFile;
+use crate::ring::reads::Reads;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use std::collections::VecDeque;
 

@@ -11,9 +11,9 @@
 //!   noticed, even one of the newest.
 //! - The directory is locked, so only one process uses it.
 
+use crate::disk::write_latency::{self, Quickness};
 use crate::format::made;
 use crate::options::IoMode;
-use crate::quick::{self, Quickness};
 use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
 use block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -147,7 +147,7 @@ impl FileDisk {
         if self.writer.is_none() {
             return true;
         }
-        let is_short = buffer.len() <= quick::BYTES_MAX;
+        let is_short = buffer.len() <= write_latency::BYTES_MAX;
         let is_waited_for = self.patience > 0 && is_short && self.files.quickness.is_quick();
         self.patience -= u32::from(is_waited_for);
         is_waited_for
@@ -356,7 +356,8 @@ impl Files {
         match request {
             DiskRequest::Write { token, file, offset, buffer, is_sync_next } => {
                 let is_early = is_sync_next && self.io_mode == IoMode::Buffered;
-                let begun = (is_measured && buffer.len() <= quick::BYTES_MAX).then(Instant::now);
+                let begun =
+                    (is_measured && buffer.len() <= write_latency::BYTES_MAX).then(Instant::now);
                 let result = writer(&self.writers, file).and_then(|handle| {
                     handle.write_all_at(buffer.as_slice(), offset)?;
                     if is_early {
@@ -571,7 +572,7 @@ mod tests {
         assert_eq!(disk.wait_for(2), 0);
         known(&disk, 60);
         assert!(is_waited_for(&mut disk, 3, IO_ALIGN_BYTES));
-        assert!(!is_waited_for(&mut disk, 4, 2 * quick::BYTES_MAX), "it is long");
+        assert!(!is_waited_for(&mut disk, 4, 2 * write_latency::BYTES_MAX), "it is long");
         known(&disk, 900);
         assert!(!is_waited_for(&mut disk, 5, IO_ALIGN_BYTES), "the device is slow");
         known(&disk, 60);

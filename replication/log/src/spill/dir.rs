@@ -6,10 +6,10 @@
 //!   newer side file has its contents.
 //! - Files of another pool or of a higher epoch are never removed.
 
-use crate::disk_file::written_at;
-use crate::extents::{Piece, Source};
+use crate::disk::file_disk::written_at;
 use crate::overlay::Sides;
-use crate::side::{
+use crate::overlay::extents::{Piece, Source};
+use crate::spill::{
     self, SIDE_EXTENSION, SideBytes, SideFileId, SideLayer, SideReader, SideSeed, SideSink,
 };
 use block::env::{Random, SystemRandom};
@@ -149,7 +149,7 @@ pub(crate) fn find(dir: &Path, wanted: &SidesWanted, reader: &SideReader<'_>) ->
 /// Returns whether the file is missing, does not verify, or cannot be read from its disk.
 fn is_gone(error: &Error) -> bool {
     let source = std::error::Error::source(error).and_then(|e| e.downcast_ref::<io::Error>());
-    error.kind() == ErrorKind::Corrupt || source.is_some_and(crate::unreadable::is_eio)
+    error.kind() == ErrorKind::Corrupt || source.is_some_and(crate::disk::unreadable::is_eio)
 }
 
 /// Refuses a file of another owner. Damage does not matter, as nothing needs the file.
@@ -157,7 +157,7 @@ fn check_ours(path: &Path, reader: &SideReader<'_>) -> Result<()> {
     let name = path.display().to_string();
     let file = File::open(path)
         .map_err(|e| Error::with_source(ErrorKind::Io, format!("open side file {name}"), e))?;
-    match side::read_header(&name, &file, reader) {
+    match spill::read_header(&name, &file, reader) {
         Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
         _ => Ok(()),
     }
@@ -178,7 +178,7 @@ fn open_one(
         Error::with_source(kind, format!("open side file {name}"), e)
     })?;
     let since = written_at(&file);
-    Ok(side::open(name, Box::new(file), volume, id, reader)?.since(since))
+    Ok(spill::open(name, Box::new(file), volume, id, reader)?.since(since))
 }
 
 impl Found {
@@ -244,6 +244,6 @@ fn create_as(
     let mut options = OpenOptions::new();
     let options = options.write(true).create(true).truncate(true).mode(0o600);
     let mut file = options.open(path).map_err(failed)?;
-    side::write(&mut file, seed, pieces, key, read)?;
+    spill::write(&mut file, seed, pieces, key, read)?;
     file.sync_all().map_err(failed)
 }

@@ -8,12 +8,12 @@
 //!   it a log to replay or to refuse, which recovery decides.
 //! - Its contents are reported as stored only if the log itself proves it.
 
-use crate::contents::LogContents;
 use crate::planted::Planted;
-use crate::reads::Reads;
-use crate::recovery::read_ring;
-use crate::side_dir;
-use crate::walk::Walk;
+use crate::ring::contents::LogContents;
+use crate::ring::reads::Reads;
+use crate::ring::recovery::read_ring;
+use crate::ring::walk::Walk;
+use crate::spill::dir as spill_dir;
 use block::env::DiskReader;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use std::fs::File;
@@ -51,7 +51,7 @@ pub fn find_overtaken(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option
     let Some(summary) = overtaken(&reader, pool, since, Planted::from_environment())? else {
         return Ok(None);
     };
-    let (side_file_count, side_bytes) = side_dir::weigh(dir)?;
+    let (side_file_count, side_bytes) = spill_dir::weigh(dir)?;
     Ok(Some(LogSummary { side_file_count, side_bytes, ..summary }))
 }
 
@@ -114,7 +114,7 @@ impl DirReader {
         };
         for entry in entries.into_iter().flatten() {
             let name = entry?.file_name();
-            if let Some(number) = name.to_str().and_then(crate::disk_file::number_of) {
+            if let Some(number) = name.to_str().and_then(crate::disk::file_disk::number_of) {
                 files.push((number, File::open(dir.join(&name))?));
             }
         }
@@ -138,6 +138,6 @@ impl DiskReader for DirReader {
     }
 
     fn name(&self, file: u32) -> String {
-        self.dir.join(crate::disk_file::name_of(file)).display().to_string()
+        self.dir.join(crate::disk::file_disk::name_of(file)).display().to_string()
     }
 }
