@@ -30,6 +30,8 @@ pub use log::{Log, LogNotes, LogStatus, ObsoleteSides, RingSpace, SideChange, Si
 pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
 pub use overlay::extents::{Piece, Source};
 pub use overlay::log_resident::LogResident;
+pub use overlay::spill_layer::SideLayer;
+pub use overlay::spill_resident::{SideFileId, SideResident};
 pub use overlay::{Generation, Overlay, VolumeWeight};
 pub use ring::contents::LogContents;
 pub use ring::incomplete::is_incomplete;
@@ -37,4 +39,3 @@ pub use ring::inspect::{LogSummary, find_overtaken};
 pub use ring::reads::UnreadablePlace;
 pub use ring::recovery::Recovery;
 pub use spill::dir::{MissingSide, SidesWanted, weigh as weigh_side_files};
-pub use spill::{SideFileId, SideLayer, SideResident};

@@ -14,12 +14,14 @@
 pub(crate) mod extents;
 pub(crate) mod log_resident;
 mod map_ahead;
+pub(crate) mod spill_layer;
+pub(crate) mod spill_resident;
 
 use crate::format::entry::EntryKind;
 use crate::overlay::extents::{Cut, ExtentMap, Piece, Source, Weight};
 use crate::overlay::map_ahead::map_ahead;
+use crate::overlay::spill_layer::SideLayer;
 use crate::planted::Planted;
-use crate::spill::SideLayer;
 use block::buffers::PayloadBuffers;
 use block::{Lsn, VolumeId};
 use bytes::Bytes;

@@ -10,6 +10,8 @@ pub(crate) mod contents;
 pub(crate) mod core;
 pub(crate) mod incomplete;
 pub(crate) mod inspect;
+pub(crate) mod layout;
+pub(crate) mod opening;
 pub(crate) mod queue;
 pub(crate) mod reads;
 pub(crate) mod recovery;

@@ -8,7 +8,8 @@ mod disk;
 mod tests;
 mod world;
 
-use crate::spill::{SideBytes, SideSink};
+use crate::overlay::spill_resident::SideBytes;
+use crate::spill::SideSink;
 use block::env::Random;
 use parking_lot::Mutex;
 use std::io;

@@ -8,206 +8,25 @@
 //!   until it is written over, reading it is an error, and never yields zeroes or older contents.
 //! - Only the index is in memory.
 
-use crate::disk::unreadable;
 use crate::format::FormatError;
 use crate::format::side::{
     self, SIDE_HEADER_BYTES, SIDE_KEY_PURPOSE, SideContent, SideHeader, SideRow,
 };
 use crate::overlay::extents::{Cut, ExtentMap, Piece, Source, Weight};
-use block::buffers::part_of;
-use block::seal::{Algorithm, PoolKey, SALT_BYTES, SealKey};
-use block::units::SECTOR_BYTES;
-use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
+use crate::overlay::spill_layer::SideLayer;
+use crate::overlay::spill_resident::{SideBytes, SideFile, SideFileId};
+use block::seal::{Algorithm, PoolKey};
+use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
-use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 pub(crate) mod dir;
-
-/// The identity of one side file of a volume.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SideFileId {
-    /// First LSN of the generations that it stands for.
-    pub first_lsn: Lsn,
-    /// Last LSN of those generations.
-    pub last_lsn: Lsn,
-    /// Random, fresh for each file.
-    pub id: [u8; SALT_BYTES],
-}
-
-impl fmt::Debug for SideFileId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let id: String = self.id.iter().map(|byte| format!("{byte:02x}")).collect();
-        write!(f, "{}..{}-{id}", self.first_lsn, self.last_lsn)
-    }
-}
-
-impl SideFileId {
-    /// Returns the name of the file in the log's directory.
-    #[must_use]
-    pub fn file_name(&self, volume: VolumeId) -> String {
-        let id: String = self.id.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("side-{volume}-{}-{id}.{SIDE_EXTENSION}", self.last_lsn)
-    }
-}
-
-/// Extension of side files. It differs from that of ring files, because those are counted by
-/// theirs.
-pub(crate) const SIDE_EXTENSION: &str = "side";
-
-/// The source of a side file's bytes.
-pub(crate) trait SideBytes: Send + Sync + 'static {
-    /// Fills `buf` from `offset`. Blocks.
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
-
-    /// Length in bytes.
-    fn len(&self) -> io::Result<u64>;
-}
 
 /// The destination of a side file's bytes.
 pub(crate) trait SideSink {
     /// Writes all of `bytes` at `offset`.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-}
-
-/// An open side file.
-pub(crate) struct SideFile {
-    name: String,
-    id: SideFileId,
-    key: SealKey,
-    bytes: Box<dyn SideBytes>,
-}
-
-/// A payload, or a part of one, in a side file.
-#[derive(Clone)]
-pub struct SideResident {
-    file: Arc<SideFile>,
-    row: SideRow,
-    index: u32,
-    skip_sectors: u32,
-    sector_count: u32,
-}
-
-impl SideResident {
-    pub(crate) fn part(&self, skip: u64, count: u64) -> Self {
-        assert!(skip + count <= u64::from(self.sector_count), "part of a side file's payload");
-        let small = |sectors| u32::try_from(sectors).expect("within a payload");
-        SideResident {
-            file: Arc::clone(&self.file),
-            row: self.row,
-            index: self.index,
-            skip_sectors: self.skip_sectors + small(skip),
-            sector_count: small(count),
-        }
-    }
-
-    /// Returns the last LSN of the file; the payload is at most this new.
-    #[must_use]
-    pub fn last_lsn(&self) -> Lsn {
-        self.file.id.last_lsn
-    }
-
-    /// Reads, verifies and decrypts. Blocks.
-    pub(crate) fn read(&self) -> Result<Bytes> {
-        let SideContent::Write { offset } = self.row.content else {
-            unreachable!("only a payload is read")
-        };
-        let offset = SIDE_HEADER_BYTES as u64 + offset;
-        let place = || format!("side file {} at offset {offset}", self.file.name);
-        let mut sealed = vec![0; usize::try_from(self.row.sealed_bytes()).expect("a payload")];
-        let read = self.file.bytes.read_at(offset, &mut sealed);
-        read.map_err(|e| unreadable::error_of(format!("read {}", place()), e))?;
-        let length = side::open_side_payload(&self.row, self.index, &self.file.key, &mut sealed)
-            .map_err(|e| Error::with_source(ErrorKind::Corrupt, format!("open {}", place()), e))?
-            .len();
-        sealed.truncate(length);
-        let bytes_of = |sectors: u32| {
-            usize::try_from(u64::from(sectors) * SECTOR_BYTES).expect("within a payload")
-        };
-        let from = bytes_of(self.skip_sectors);
-        Ok(part_of(&Bytes::from(sealed), from..from + bytes_of(self.sector_count)))
-    }
-}
-
-impl fmt::Debug for SideResident {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SideResident({}, row {}, +{})", self.file.name, self.index, self.skip_sectors)
-    }
-}
-
-/// The index of one side file, or the place of one that is missing.
-#[derive(Debug)]
-pub struct SideLayer {
-    id: SideFileId,
-    pub(crate) extents: ExtentMap,
-    pub(crate) weight: Weight,
-    /// Number of lost sectors.
-    pub(crate) lost_sector_count: u64,
-    /// Time of its oldest entry, as far as is known. After an open it is the time at which the file
-    /// was written, which is not earlier. `None` if nothing is known or the file is missing.
-    pub(crate) since: Option<Instant>,
-    /// False if the file is missing or damaged, so that any sector may have been in it.
-    is_whole: bool,
-}
-
-impl SideLayer {
-    /// Returns the identity of its file.
-    pub(crate) fn id(&self) -> SideFileId {
-        self.id
-    }
-
-    /// Makes the layer of a file that cannot be read: every sector counts as lost.
-    pub(crate) fn missing(id: SideFileId) -> SideLayer {
-        let mut layer = SideLayer::empty(id, false);
-        let sectors = crate::format::entry::SECTORS_MAX;
-        layer.put(0, sectors, Source::Lost { lsn: id.last_lsn });
-        layer
-    }
-
-    fn empty(id: SideFileId, is_whole: bool) -> SideLayer {
-        SideLayer {
-            id,
-            extents: ExtentMap::default(),
-            weight: Weight::default(),
-            lost_sector_count: 0,
-            since: None,
-            is_whole,
-        }
-    }
-
-    /// Returns the layer with the time of its oldest entry set.
-    pub(crate) fn since(self, since: Option<Instant>) -> SideLayer {
-        SideLayer { since, ..self }
-    }
-
-    fn put(&mut self, start: u64, count: u64, source: Source) {
-        if let Source::Lost { .. } = source {
-            self.lost_sector_count += count;
-        }
-        self.extents.insert((start, count), source, &mut self.weight, &Cut::default());
-    }
-
-    fn index(file: &Arc<SideFile>, rows: &[SideRow]) -> SideLayer {
-        let mut layer = SideLayer::empty(file.id, true);
-        for (index, row) in (0u32..).zip(rows) {
-            let source = match row.content {
-                SideContent::Write { .. } => Source::SideResident(SideResident {
-                    file: Arc::clone(file),
-                    row: *row,
-                    index,
-                    skip_sectors: 0,
-                    sector_count: u32::try_from(row.sector_count).expect("a payload is bounded"),
-                }),
-                SideContent::Zero => Source::Zeroes { is_trim: false },
-                SideContent::Trim => Source::Zeroes { is_trim: true },
-                SideContent::Lost { lsn } => Source::Lost { lsn },
-            };
-            layer.put(row.start_sector, row.sector_count, source);
-        }
-        layer
-    }
 }
 
 /// The parameters of a new side file.

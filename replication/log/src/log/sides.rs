@@ -9,9 +9,11 @@
 use super::{Inner, Log};
 use crate::disk::unreadable;
 use crate::overlay::extents::{Piece, Source};
+use crate::overlay::spill_layer::SideLayer;
+use crate::overlay::spill_resident::{SideFileId, SideResident};
 use crate::overlay::{Generation, LayersOf};
 use crate::spill::dir as spill_dir;
-use crate::spill::{self, SideFileId, SideLayer, SideResident, SideSeed};
+use crate::spill::{self, SideSeed};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use std::path::PathBuf;

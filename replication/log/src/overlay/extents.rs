@@ -12,7 +12,7 @@
 //! - Insert and lookup cost O(log n) plus the number of extents that they touch.
 
 use crate::overlay::log_resident::LogResident;
-use crate::spill::SideResident;
+use crate::overlay::spill_resident::SideResident;
 use block::Lsn;
 use block::buffers::PayloadBuffers;
 use block::units::SECTOR_BYTES;

@@ -15,16 +15,14 @@
 use crate::format::batch::{self, BatchHeader};
 use crate::format::entry::EntryRow;
 use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
-use crate::options::{
-    LogIdentity, LogOptions, RESERVE_BYTES, Wait, batch_bytes, payload_bytes_max,
-};
+use crate::options::{LogOptions, RESERVE_BYTES, Wait, batch_bytes, payload_bytes_max};
 use crate::overlay::log_resident::{BatchPlace, LogResident};
 use crate::overlay::{Generation, Incoming};
-use crate::planted::Planted;
+use crate::ring::layout::{FileState, Head, LiveFile, RingConfig};
 use crate::ring::queue::{BatchSize, Pending};
 use crate::ring::shared::Shared;
 use block::env::{Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
-use block::seal::{PoolKey, SALT_BYTES};
+use block::seal::SALT_BYTES;
 use block::{Error, Lsn};
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -63,39 +61,6 @@ const FLUSHES_EXPECTED_MAX: u8 = 8;
 /// Chosen by hand: handing over more takes longer than it saves.
 const SYNC_NEXT_BYTES_MAX: u64 = 64 << 10;
 
-/// The place of the next batch and its predecessor in the chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub(crate) slot: u32,
-    pub(crate) offset: u64,
-    /// Sequence of the next batch.
-    pub(crate) sequence: u64,
-    /// Checksum of the previous batch.
-    pub(crate) previous_checksum: u32,
-    /// LSN of the next entry.
-    pub(crate) next_lsn: Lsn,
-    /// Bytes of log over all laps.
-    pub(crate) position: u64,
-}
-
-/// A file between the tail of the log and its head.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LiveFile {
-    pub(crate) slot: u32,
-    /// Newest entry in this file, or in an earlier one.
-    pub(crate) last_lsn: Lsn,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileState {
-    Absent,
-    /// Carries the token of the request.
-    Creating(u64),
-    /// The file could not be made; it is requested again at the next tick.
-    Refused,
-    Ready,
-}
-
 /// Whether a batch can be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Room {
@@ -104,19 +69,6 @@ enum Room {
     Soon,
     /// Entries must be destaged first.
     Full,
-}
-
-/// The parts that do not change while the log is open.
-pub(crate) struct Config {
-    pub(crate) identity: LogIdentity,
-    pub(crate) key: PoolKey,
-    pub(crate) options: LogOptions,
-    /// Geometry of the ring, which may differ from the options.
-    pub(crate) ring: [u8; 16],
-    pub(crate) file_count: u32,
-    pub(crate) file_bytes: u64,
-    pub(crate) open: [u8; 16],
-    pub(crate) planted: Planted,
 }
 
 struct InFlight {
@@ -138,7 +90,7 @@ struct Syncing {
 
 /// The state machine. One caller at a time steps it.
 pub(crate) struct Core {
-    config: Config,
+    config: RingConfig,
     random: Arc<dyn Random>,
     head: Head,
     live: VecDeque<LiveFile>,
@@ -178,7 +130,7 @@ pub(crate) struct Core {
 impl Core {
     /// Makes a core that continues after `head`; everything before it is on stable storage.
     pub(crate) fn new(
-        mut config: Config,
+        mut config: RingConfig,
         random: Arc<dyn Random>,
         head: Head,
         live: VecDeque<LiveFile>,

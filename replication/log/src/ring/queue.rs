@@ -12,7 +12,6 @@
 
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::options::{NewEntry, Wait};
-use crate::ring::shared::closed;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::{HashMap, VecDeque};
 use tokio::sync::oneshot;
@@ -379,6 +378,11 @@ impl Queue {
         let before = self.pending.range(..last).rposition(|pending| pending.is_last);
         before.map_or(0, |before| before + 1)
     }
+}
+
+/// The error of calls on a closed log.
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Unavailable, "append to the write log: it is closed")
 }
 
 #[cfg(test)]

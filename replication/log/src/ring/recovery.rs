@@ -8,25 +8,23 @@
 //!   earlier life can be taken for its successor.
 //! - A crash at any point of recovery is followed by a recovery with the same result.
 
-use crate::disk::state_files::StateKeeper;
 use crate::format::batch::{self, BatchHeader};
 use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
 use crate::format::state::{LogState, Standing, TailLoss};
-use crate::options::{LogIdentity, LogOptions, RESERVE_BYTES};
+use crate::options::RESERVE_BYTES;
 use crate::overlay::Overlay;
-use crate::planted::Planted;
 use crate::ring::contents::LogContents;
-use crate::ring::core::{Config, FileState, Head, LiveFile};
+use crate::ring::layout::{FileState, Head, LiveFile, RingConfig};
+use crate::ring::opening::OpenArgs;
 use crate::ring::reads::{Reads, UnreadablePlace};
 use crate::ring::scan::Scan;
 use crate::ring::tail::{Evidence, Lost};
 use crate::ring::walk::{FIRST_AT, Ring, Walk};
 use crate::spill::dir::MissingSide;
-use block::env::{Disk, DiskRequest, IO_ALIGN_BYTES, IoBuffer, Random};
+use block::env::{Disk, DiskRequest, IO_ALIGN_BYTES, IoBuffer};
 use block::seal::{PoolKey, SALT_BYTES};
 use block::{Error, ErrorKind, Lsn, Result};
-use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::collections::VecDeque;
 
 /// The findings of opening the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,7 +56,7 @@ pub struct Recovery {
 
 /// Everything that a core needs to continue the log.
 pub(crate) struct Opened {
-    pub(crate) config: Config,
+    pub(crate) config: RingConfig,
     pub(crate) head: Head,
     pub(crate) live: VecDeque<LiveFile>,
     pub(crate) files: Vec<FileState>,
@@ -68,26 +66,6 @@ pub(crate) struct Opened {
     pub(crate) state: LogState,
     /// Log position of the first entry that is not destaged.
     pub(crate) released_position: u64,
-}
-
-/// The arguments of [`open`].
-pub(crate) struct OpenArgs<'a> {
-    pub(crate) identity: LogIdentity,
-    pub(crate) key: PoolKey,
-    pub(crate) options: LogOptions,
-    pub(crate) destaged: Lsn,
-    pub(crate) random: &'a dyn Random,
-    pub(crate) planted: Planted,
-    /// Time of the last write to each file of the ring before this open, by number: no entry in the
-    /// file is younger. The format stores no time. A file without a time counts as written at the
-    /// open.
-    pub(crate) written_at: HashMap<u32, Instant>,
-    /// Number of files created for the ring, if the directory records it.
-    pub(crate) made_count: Option<u32>,
-    /// Keeper of the recorded state of the log.
-    pub(crate) keeper: &'a dyn StateKeeper,
-    /// The mounted file system that holds the log; `None` if it is not known.
-    pub(crate) mount: Option<u64>,
 }
 
 /// Opens the log on `disk`, which must do nothing else meanwhile. Blocks.
@@ -287,7 +265,7 @@ impl Scan<'_> {
             unreadable: self.walk.reads.places(),
         };
         Ok(Opened {
-            config: Config {
+            config: RingConfig {
                 identity: self.args.identity,
                 key: self.args.key.clone(),
                 options: self.args.options,

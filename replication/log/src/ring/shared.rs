@@ -430,11 +430,6 @@ impl Shared {
     }
 }
 
-/// The error of calls on a closed log.
-pub(crate) fn closed() -> Error {
-    Error::new(block::ErrorKind::Unavailable, "append to the write log: it is closed")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -12,7 +12,7 @@ use crate::format::succession;
 use crate::options::batch_bytes_bound;
 use crate::planted::Planted;
 use crate::ring::contents::LogContents;
-use crate::ring::core::LiveFile;
+use crate::ring::layout::LiveFile;
 use crate::ring::reads::Reads;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use std::collections::VecDeque;

@@ -9,9 +9,9 @@
 use crate::disk::file_disk::written_at;
 use crate::overlay::Sides;
 use crate::overlay::extents::{Piece, Source};
-use crate::spill::{
-    self, SIDE_EXTENSION, SideBytes, SideFileId, SideLayer, SideReader, SideSeed, SideSink,
-};
+use crate::overlay::spill_layer::SideLayer;
+use crate::overlay::spill_resident::{SIDE_EXTENSION, SideBytes, SideFileId};
+use crate::spill::{self, SideReader, SideSeed, SideSink};
 use block::env::{Random, SystemRandom};
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};

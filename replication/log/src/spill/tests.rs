@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::sim::SimSide;
+use block::Lsn;
 use block::seal::KEY_BYTES;
 
 const VOLUME: VolumeId = VolumeId(7);

@@ -1,0 +1,56 @@
+//! The shape of the ring: its files, the place of the next batch, and its fixed parameters.
+//! Recovery fills these in, and the state machine continues from them.
+//!
+//! Invariants:
+//! - The geometry of an existing ring is that of its file headers; it never follows the options.
+
+use crate::options::{LogIdentity, LogOptions};
+use crate::planted::Planted;
+use block::Lsn;
+use block::seal::PoolKey;
+
+/// The place of the next batch and its predecessor in the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) slot: u32,
+    pub(crate) offset: u64,
+    /// Sequence of the next batch.
+    pub(crate) sequence: u64,
+    /// Checksum of the previous batch.
+    pub(crate) previous_checksum: u32,
+    /// LSN of the next entry.
+    pub(crate) next_lsn: Lsn,
+    /// Bytes of log over all laps.
+    pub(crate) position: u64,
+}
+
+/// A file between the tail of the log and its head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LiveFile {
+    pub(crate) slot: u32,
+    /// Newest entry in this file, or in an earlier one.
+    pub(crate) last_lsn: Lsn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileState {
+    Absent,
+    /// Carries the token of the request.
+    Creating(u64),
+    /// The file could not be made; it is requested again at the next tick.
+    Refused,
+    Ready,
+}
+
+/// The parts that do not change while the log is open.
+pub(crate) struct RingConfig {
+    pub(crate) identity: LogIdentity,
+    pub(crate) key: PoolKey,
+    pub(crate) options: LogOptions,
+    /// Geometry of the ring, which may differ from the options.
+    pub(crate) ring: [u8; 16],
+    pub(crate) file_count: u32,
+    pub(crate) file_bytes: u64,
+    pub(crate) open: [u8; 16],
+    pub(crate) planted: Planted,
+}
