@@ -18,6 +18,7 @@
 pub(crate) mod batch;
 pub(crate) mod entry;
 pub(crate) mod file;
+mod header;
 pub(crate) mod made;
 pub(crate) mod side;
 pub(crate) mod state;

@@ -11,10 +11,11 @@
 //! - The checksum covers ciphertext, so a batch can be verified without a key.
 
 use super::entry::{ENTRY_BYTES, EntryKind, EntryRow};
+use super::header::{AT_OWN_FIELDS, HeaderFormat, SharedFields, put_algorithm};
 use super::{FormatError, part, put};
 use block::env::IoBuffer;
 use block::seal::{Algorithm, SALT_BYTES, SealKey, TAG_BYTES};
-use block::units::{array_at, crc32c, crc32c_parts, u16_at, u32_at, u64_at};
+use block::units::{array_at, crc32c_parts, u32_at};
 use block::{Epoch, Lsn};
 
 /// Batches start and end at multiples of this many bytes.
@@ -32,14 +33,8 @@ const HEADER_NONCE: u64 = u64::MAX - 1;
 /// Purpose of the derived key; see [`block::seal::PoolKey::derive`].
 pub(crate) const KEY_PURPOSE: &str = "log batch";
 
-const MAGIC: &[u8; 8] = b"SPDLBTCH";
-const AT_VERSION: usize = 8; //         u16
-const AT_ALGORITHM: usize = 10; //      u8, AEAD of table and payloads
+// The fields before offset 40, except the flags, are those of format/header.rs.
 const AT_FLAGS: usize = 11; //          u8, see FLAG_*
-const AT_COMPATIBLE: usize = 12; //     u32 feature bits
-const AT_READ_ONLY: usize = 16; //      u32 read-only-compatible feature bits
-const AT_INCOMPATIBLE: usize = 20; //   u32 feature bits
-const AT_POOL: usize = 24; //           [u8; 16]
 const AT_RING: usize = 40; //           [u8; 16] as in the file's header
 const AT_OPEN: usize = 56; //           [u8; 16] random, one for each time the log was opened
 const AT_BOOT: usize = 72; //           [u8; 16] the writer's kernel boot id
@@ -57,6 +52,7 @@ const AT_HEADER_CRC: usize = 160; //    u32, CRC-32C of bytes 0..160
 const AT_CRC: usize = 164; //           u32, CRC-32C of bytes 0..164 and all bytes from 168
 const AT_TAG: usize = 168; //           [u8; 16] authenticates bytes 0..160; zero in version 1
 const AT_ZERO: usize = 184; //          8 zero bytes
+const _: () = assert!(AT_RING == AT_OWN_FIELDS);
 const _: () = assert!(AT_ZERO + 8 == BATCH_HEADER_BYTES && AT_TAG + TAG_BYTES == AT_ZERO);
 
 /// First batch after an open; its open id differs from that of the previous batch.
@@ -70,6 +66,14 @@ const FLAG_UNSETTLED: u8 = 8;
 /// Incompatible feature: the batch has entries about snapshots.
 const FEATURE_SNAPSHOTS: u32 = 1;
 const FLAGS_KNOWN: u8 = FLAG_OPENING | FLAG_CLEAN | FLAG_LOUD | FLAG_UNSETTLED;
+
+const HEADER: HeaderFormat = HeaderFormat {
+    magic: b"SPDLBTCH",
+    bytes: BATCH_HEADER_BYTES,
+    versions: VERSION_WITHOUT_TAG..=VERSION,
+    incompatible_known: FEATURE_SNAPSHOTS,
+    at_crc: AT_HEADER_CRC,
+};
 
 /// The header of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,17 +153,11 @@ impl BatchHeader {
             | flag(self.is_clean, FLAG_CLEAN)
             | flag(self.is_loud, FLAG_LOUD)
             | flag(!self.is_settled, FLAG_UNSETTLED);
-        let algorithm = match self.algorithm {
-            Algorithm::ChaCha20Poly1305 => 1,
-            Algorithm::Aes256Gcm => 2,
-        };
-        put(&mut bytes, 0, MAGIC);
-        put(&mut bytes, AT_VERSION, &self.version.to_le_bytes());
-        put(&mut bytes, AT_ALGORITHM, &[algorithm]);
+        let incompatible = if self.has_snapshots { FEATURE_SNAPSHOTS } else { 0 };
+        let (version, pool) = (self.version, self.pool);
+        HEADER.begin(&mut bytes, SharedFields { version, incompatible, pool });
+        put_algorithm(&mut bytes, self.algorithm);
         put(&mut bytes, AT_FLAGS, &[flags]);
-        let features = if self.has_snapshots { FEATURE_SNAPSHOTS } else { 0 };
-        put(&mut bytes, AT_INCOMPATIBLE, &features.to_le_bytes());
-        put(&mut bytes, AT_POOL, &self.pool);
         put(&mut bytes, AT_RING, &self.ring);
         put(&mut bytes, AT_OPEN, &self.open);
         put(&mut bytes, AT_BOOT, &self.boot);
@@ -173,56 +171,37 @@ impl BatchHeader {
         put(&mut bytes, AT_PAYLOAD_BYTES, &self.payload_bytes.to_le_bytes());
         put(&mut bytes, AT_PREVIOUS, &self.previous_checksum.to_le_bytes());
         put(&mut bytes, AT_SALT, &self.salt);
-        let crc = crc32c(bytes.get(..AT_HEADER_CRC).unwrap_or_default());
-        put(&mut bytes, AT_HEADER_CRC, &crc.to_le_bytes());
+        HEADER.finish(&mut bytes);
         bytes
     }
 
     /// Reads a header. Verifies the header's checksum but not the batch's.
     pub(crate) fn decode(bytes: &[u8]) -> Result<BatchHeader, FormatError> {
-        let header = bytes.get(..BATCH_HEADER_BYTES).ok_or(FormatError::Short)?;
-        if !header.starts_with(MAGIC) {
-            return Err(FormatError::NoMagic);
-        }
-        if u32_at(header, AT_HEADER_CRC) != header.get(..AT_HEADER_CRC).map(crc32c) {
-            return Err(FormatError::HeaderChecksum);
-        }
-        let u64_of = |at| u64_at(header, at).ok_or(FormatError::Short);
-        let u32_of = |at| u32_at(header, at).ok_or(FormatError::Short);
-        let id_of = |at| array_at::<16>(header, at).ok_or(FormatError::Short);
-        let version = u16_at(header, AT_VERSION).ok_or(FormatError::Short)?;
-        if !(VERSION_WITHOUT_TAG..=VERSION).contains(&version) {
-            return Err(FormatError::Version(version));
-        }
-        let incompatible = u32_of(AT_INCOMPATIBLE)?;
-        let unknown = u32_of(AT_READ_ONLY)? | (incompatible & !FEATURE_SNAPSHOTS);
-        let _compatible = u32_of(AT_COMPATIBLE)?;
-        if unknown != 0 {
-            return Err(FormatError::Features(unknown));
-        }
-        let [algorithm, flags] = array_at(header, AT_ALGORITHM).ok_or(FormatError::Short)?;
+        let header = HEADER.open(bytes)?;
+        let SharedFields { version, incompatible, pool } = header.fields;
+        let flags = header.u8(AT_FLAGS)?;
         let found = BatchHeader {
             version,
-            algorithm: Algorithm::from_u8(algorithm).ok_or(FormatError::Algorithm(algorithm))?,
+            algorithm: header.algorithm()?,
             is_opening: flags & FLAG_OPENING != 0,
             is_clean: flags & FLAG_CLEAN != 0,
             is_loud: flags & FLAG_LOUD != 0,
             is_settled: flags & FLAG_UNSETTLED == 0,
             has_snapshots: incompatible & FEATURE_SNAPSHOTS != 0,
-            pool: id_of(AT_POOL)?,
-            ring: id_of(AT_RING)?,
-            open: id_of(AT_OPEN)?,
-            boot: id_of(AT_BOOT)?,
-            epoch: Epoch(u64_of(AT_EPOCH)?),
-            sequence: u64_of(AT_SEQUENCE)?,
-            first_lsn: Lsn(u64_of(AT_FIRST_LSN)?),
-            durable_lsn: Lsn(u64_of(AT_DURABLE_LSN)?),
-            trim_lsn: Lsn(u64_of(AT_TRIM_LSN)?),
-            entry_count: u32_of(AT_ENTRY_COUNT)?,
-            batch_bytes: u32_of(AT_BATCH_BYTES)?,
-            payload_bytes: u32_of(AT_PAYLOAD_BYTES)?,
-            previous_checksum: u32_of(AT_PREVIOUS)?,
-            salt: id_of(AT_SALT)?,
+            pool,
+            ring: header.id(AT_RING)?,
+            open: header.id(AT_OPEN)?,
+            boot: header.id(AT_BOOT)?,
+            epoch: Epoch(header.u64(AT_EPOCH)?),
+            sequence: header.u64(AT_SEQUENCE)?,
+            first_lsn: Lsn(header.u64(AT_FIRST_LSN)?),
+            durable_lsn: Lsn(header.u64(AT_DURABLE_LSN)?),
+            trim_lsn: Lsn(header.u64(AT_TRIM_LSN)?),
+            entry_count: header.u32(AT_ENTRY_COUNT)?,
+            batch_bytes: header.u32(AT_BATCH_BYTES)?,
+            payload_bytes: header.u32(AT_PAYLOAD_BYTES)?,
+            previous_checksum: header.u32(AT_PREVIOUS)?,
+            salt: header.id(AT_SALT)?,
         };
         let is_sane = flags & !FLAGS_KNOWN == 0
             && found.epoch.0 != 0

@@ -7,9 +7,10 @@
 //!   nothing can be moved within a file or between files.
 //! - The table comes last, because only reading the payloads shows which of them are lost.
 
+use super::header::{AT_OWN_FIELDS, HeaderFormat, SharedFields, put_algorithm};
 use super::{FormatError, part, put};
 use block::seal::{Algorithm, SALT_BYTES, SealKey, TAG_BYTES};
-use block::units::{SECTOR_BYTES, array_at, crc32c, u16_at, u32_at, u64_at};
+use block::units::{SECTOR_BYTES, array_at, crc32c, u32_at, u64_at};
 use block::{Epoch, Lsn, VolumeId};
 
 /// Bytes of the header; payloads follow.
@@ -25,13 +26,8 @@ const VERSION: u16 = 1;
 /// Nonce of the table; rows count from 0 and are fewer than 2^32.
 const TABLE_NONCE: u64 = u64::MAX;
 
-const MAGIC: &[u8; 8] = b"SPDLSIDE";
-const AT_VERSION: usize = 8; //        u16
-const AT_ALGORITHM: usize = 10; //     u8, then a zero byte
-const AT_COMPATIBLE: usize = 12; //    u32 feature bits
-const AT_READ_ONLY: usize = 16; //     u32 read-only-compatible feature bits
-const AT_INCOMPATIBLE: usize = 20; //  u32 feature bits
-const AT_POOL: usize = 24; //          [u8; 16]
+// The fields before offset 40 are those of format/header.rs; the byte after the cipher is zero.
+const AT_ZERO_BYTE: usize = 11; //     u8
 const AT_ID: usize = 40; //            [u8; 16] random: salt of the key, and the file's identity
 const AT_EPOCH: usize = 56; //         u64, never 0
 const AT_FIRST_LSN: usize = 64; //     u64, never 0
@@ -42,6 +38,7 @@ const AT_PAYLOAD_BYTES: usize = 88; // u64, sealed payloads
 const AT_TABLE_CRC: usize = 96; //     u32, CRC-32C of the sealed table and its tag
 const AT_CRC: usize = 100; //          u32, CRC-32C of bytes 0..100
 const AT_ZERO: usize = 104; //         24 zero bytes
+const _: () = assert!(AT_ID == AT_OWN_FIELDS);
 const _: () = assert!(AT_ZERO + 24 == SIDE_HEADER_BYTES);
 
 const ROW_AT_SECTOR_COUNT: usize = 8; //   u64
@@ -54,6 +51,14 @@ const KIND_WRITE: u8 = 1;
 const KIND_ZERO: u8 = 2;
 const KIND_TRIM: u8 = 3;
 const KIND_LOST: u8 = 4;
+
+const HEADER: HeaderFormat = HeaderFormat {
+    magic: b"SPDLSIDE",
+    bytes: SIDE_HEADER_BYTES,
+    versions: VERSION..=VERSION,
+    incompatible_known: 0,
+    at_crc: AT_CRC,
+};
 
 /// The header of a side file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,14 +96,9 @@ impl SideHeader {
 
     pub(crate) fn encode(&self) -> [u8; SIDE_HEADER_BYTES] {
         let mut bytes = [0; SIDE_HEADER_BYTES];
-        let algorithm = match self.algorithm {
-            Algorithm::ChaCha20Poly1305 => 1,
-            Algorithm::Aes256Gcm => 2,
-        };
-        put(&mut bytes, 0, MAGIC);
-        put(&mut bytes, AT_VERSION, &VERSION.to_le_bytes());
-        put(&mut bytes, AT_ALGORITHM, &[algorithm]);
-        put(&mut bytes, AT_POOL, &self.pool);
+        let fields = SharedFields { version: VERSION, incompatible: 0, pool: self.pool };
+        HEADER.begin(&mut bytes, fields);
+        put_algorithm(&mut bytes, self.algorithm);
         put(&mut bytes, AT_ID, &self.id);
         put(&mut bytes, AT_EPOCH, &self.epoch.0.to_le_bytes());
         put(&mut bytes, AT_FIRST_LSN, &self.first_lsn.0.to_le_bytes());
@@ -107,47 +107,27 @@ impl SideHeader {
         put(&mut bytes, AT_ROW_COUNT, &self.row_count.to_le_bytes());
         put(&mut bytes, AT_PAYLOAD_BYTES, &self.payload_bytes.to_le_bytes());
         put(&mut bytes, AT_TABLE_CRC, &self.table_checksum.to_le_bytes());
-        let crc = crc32c(bytes.get(..AT_CRC).unwrap_or_default());
-        put(&mut bytes, AT_CRC, &crc.to_le_bytes());
+        HEADER.finish(&mut bytes);
         bytes
     }
 
     /// Reads a header from the first bytes of a file.
     pub(crate) fn decode(bytes: &[u8]) -> Result<SideHeader, FormatError> {
-        let header = bytes.get(..SIDE_HEADER_BYTES).ok_or(FormatError::Short)?;
-        if !header.starts_with(MAGIC) {
-            return Err(FormatError::NoMagic);
-        }
-        if u32_at(header, AT_CRC) != header.get(..AT_CRC).map(crc32c) {
-            return Err(FormatError::HeaderChecksum);
-        }
-        let u64_of = |at| u64_at(header, at).ok_or(FormatError::Short);
-        let u32_of = |at| u32_at(header, at).ok_or(FormatError::Short);
-        let id_of = |at| array_at::<16>(header, at).ok_or(FormatError::Short);
-        let version = u16_at(header, AT_VERSION).ok_or(FormatError::Short)?;
-        if version != VERSION {
-            return Err(FormatError::Version(version));
-        }
-        let features = u32_of(AT_READ_ONLY)? | u32_of(AT_INCOMPATIBLE)?;
-        let _compatible = u32_of(AT_COMPATIBLE)?;
-        if features != 0 {
-            return Err(FormatError::Features(features));
-        }
-        let [algorithm, zero] = array_at(header, AT_ALGORITHM).ok_or(FormatError::Short)?;
+        let header = HEADER.open(bytes)?;
         let found = SideHeader {
-            algorithm: Algorithm::from_u8(algorithm).ok_or(FormatError::Algorithm(algorithm))?,
-            pool: id_of(AT_POOL)?,
-            id: id_of(AT_ID)?,
-            epoch: Epoch(u64_of(AT_EPOCH)?),
-            first_lsn: Lsn(u64_of(AT_FIRST_LSN)?),
-            last_lsn: Lsn(u64_of(AT_LAST_LSN)?),
-            volume: VolumeId(u32_of(AT_VOLUME)?),
-            row_count: u32_of(AT_ROW_COUNT)?,
-            payload_bytes: u64_of(AT_PAYLOAD_BYTES)?,
-            table_checksum: u32_of(AT_TABLE_CRC)?,
+            algorithm: header.algorithm()?,
+            pool: header.fields.pool,
+            id: header.id(AT_ID)?,
+            epoch: Epoch(header.u64(AT_EPOCH)?),
+            first_lsn: Lsn(header.u64(AT_FIRST_LSN)?),
+            last_lsn: Lsn(header.u64(AT_LAST_LSN)?),
+            volume: VolumeId(header.u32(AT_VOLUME)?),
+            row_count: header.u32(AT_ROW_COUNT)?,
+            payload_bytes: header.u64(AT_PAYLOAD_BYTES)?,
+            table_checksum: header.u32(AT_TABLE_CRC)?,
         };
-        let is_sane = zero == 0
-            && header.get(AT_ZERO..).is_some_and(|rest| rest.iter().all(|byte| *byte == 0))
+        let is_sane = header.u8(AT_ZERO_BYTE)? == 0
+            && header.is_zero_from(AT_ZERO)
             && found.epoch.0 != 0
             && found.first_lsn.0 != 0
             && found.first_lsn <= found.last_lsn
