@@ -10,6 +10,7 @@
 //!
 //! The registry does no I/O. The process installs an observer that turns changes into log lines.
 
+use crate::env::{Clock, SystemClock};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -187,27 +188,33 @@ struct Entry {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RegistryState {
     entries: BTreeMap<(ConditionKind, String), Entry>,
     raised_counts: BTreeMap<ConditionKind, u64>,
     excluded_counts: BTreeMap<ConditionKind, u64>,
 }
 
-impl State {
+impl RegistryState {
     fn count_of(&self, kind: ConditionKind) -> usize {
         self.entries.range((kind, String::new())..).take_while(|((of, _), _)| *of == kind).count()
     }
 }
 
-#[derive(Default)]
 struct Registry {
-    state: Mutex<State>,
+    state: Mutex<RegistryState>,
     observer: OnceLock<Observer>,
+    clock: Arc<dyn Clock>,
 }
 
 /// The registry of a process, or of a pool in tests. Clones share it. Any thread may call it.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Conditions(Arc<Registry>);
+
+impl Default for Conditions {
+    fn default() -> Self {
+        Conditions::with_clock(Arc::new(SystemClock))
+    }
+}
 
 impl fmt::Debug for Conditions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -216,6 +223,13 @@ impl fmt::Debug for Conditions {
 }
 
 impl Conditions {
+    /// Makes an empty registry that takes the ages of its conditions from `clock`.
+    #[must_use]
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Conditions {
+        let (state, observer) = (Mutex::default(), OnceLock::new());
+        Conditions(Arc::new(Registry { state, observer, clock }))
+    }
+
     /// Installs the observer, which is called after each change, without the lock of the registry
     /// held. The first call wins; later ones are ignored.
     pub fn observe(&self, observer: impl Fn(Change<'_>) + Send + Sync + 'static) {
@@ -241,7 +255,7 @@ impl Conditions {
                 }
             }
             *state.raised_counts.entry(kind).or_default() += 1;
-            let entry = Entry { report, since: SystemTime::now(), began: Instant::now() };
+            let entry = Entry { report, since: self.0.clock.wall(), began: self.0.clock.now() };
             let raised = condition(&key, &entry, entry.began);
             if has_room {
                 state.entries.insert(key, entry);
@@ -256,7 +270,7 @@ impl Conditions {
     pub fn clear(&self, kind: ConditionKind, subject: &str) -> bool {
         let key = (kind, subject.to_owned());
         let Some(entry) = self.0.state.lock().entries.remove(&key) else { return false };
-        self.tell(Change::Cleared(&condition(&key, &entry, Instant::now())));
+        self.tell(Change::Cleared(&condition(&key, &entry, self.0.clock.now())));
         true
     }
 
@@ -285,7 +299,7 @@ impl Conditions {
     #[must_use]
     pub fn list(&self) -> Vec<Condition> {
         let state = self.0.state.lock();
-        let now = Instant::now();
+        let now = self.0.clock.now();
         let mut list: Vec<Condition> =
             state.entries.iter().map(|(key, entry)| condition(key, entry, now)).collect();
         list.sort_by_key(|condition| std::cmp::Reverse(condition.lasts));
@@ -332,6 +346,7 @@ fn condition(key: &(ConditionKind, String), entry: &Entry, now: Instant) -> Cond
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::env::ManualClock;
 
     fn report(what: &str) -> Report {
         Report::new(what, "writes wait", "check the store")
@@ -381,6 +396,31 @@ mod tests {
         assert_eq!(Report::new("é".repeat(9000), "", "").what.chars().count(), TEXT_CHARS_MAX);
         conditions.retain(ConditionKind::ObjectMissing, |subject| subject == "7");
         assert_eq!(conditions.list().len(), 1);
+    }
+
+    #[test]
+    fn ages_and_order_of_conditions_follow_the_clock() {
+        let clock = ManualClock::new();
+        let conditions = Conditions::with_clock(Arc::new(clock.clone()));
+        let lasted = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&lasted);
+        conditions.observe(move |change| {
+            if let Change::Cleared(condition) = change {
+                sink.lock().push(condition.lasts);
+            }
+        });
+        conditions.raise(ConditionKind::LogFull, "old", report("x"));
+        let raised_at = clock.wall();
+        clock.advance(Duration::from_secs(60));
+        conditions.raise(ConditionKind::CopyFailing, "young", report("x"));
+        clock.advance(Duration::from_secs(5));
+        conditions.raise(ConditionKind::LogFull, "old", report("an update does not restart it"));
+        let ages: Vec<_> = conditions.list().iter().map(|one| one.lasts.as_secs()).collect();
+        assert_eq!(ages, [65, 5]);
+        assert_eq!(conditions.list()[0].since, raised_at);
+        clock.advance(Duration::from_secs(1));
+        conditions.clear(ConditionKind::CopyFailing, "young");
+        assert_eq!(*lasted.lock(), [Duration::from_secs(6)]);
     }
 
     #[test]

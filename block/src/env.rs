@@ -6,14 +6,28 @@
 //!   announced that it waits, a short write to a device that takes a few hundred microseconds. It
 //!   submits longer operations, and their completions are reaped.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
 
-/// Monotonic time.
-pub trait Clock: Send + Sync + 'static {
+/// Time. All code but this file takes it from here, so that upkeep, schedules and deadlines can be
+/// tested on a [`ManualClock`]; `clippy.toml` refuses the other ways.
+pub trait Clock: fmt::Debug + Send + Sync + 'static {
+    /// Returns the present moment of the monotonic clock; never goes back.
+    fn now(&self) -> Instant;
+
+    /// Returns the time of day, which may jump in both directions.
+    fn wall(&self) -> SystemTime;
+
     /// Returns the nanoseconds since some fixed moment; never goes back.
-    fn now_ns(&self) -> u64;
+    fn now_ns(&self) -> u64 {
+        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        let since = self.now().saturating_duration_since(*START.get_or_init(|| self.now()));
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
 }
 
 /// Unpredictable bytes, for keys, salts and identities.
@@ -22,17 +36,70 @@ pub trait Random: Send + Sync + 'static {
     fn fill(&self, bytes: &mut [u8]);
 }
 
-/// The kernel's monotonic clock.
+/// The kernel's clocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
+#[expect(clippy::disallowed_methods, reason = "the adapter that all other code uses")]
 impl Clock for SystemClock {
-    fn now_ns(&self) -> u64 {
-        use std::sync::OnceLock;
-        use std::time::Instant;
-        static START: OnceLock<Instant> = OnceLock::new();
-        let elapsed = START.get_or_init(Instant::now).elapsed();
-        u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::now()
+    }
+}
+
+/// A clock that stands still until a test moves it. Clones are the same clock.
+#[derive(Clone, Debug)]
+pub struct ManualClock(Arc<ManualTime>);
+
+#[derive(Debug)]
+struct ManualTime {
+    start: Instant,
+    elapsed_ns: AtomicU64,
+}
+
+impl ManualClock {
+    /// Makes a clock whose time of day is one hour after the Unix epoch.
+    #[must_use]
+    pub fn new() -> ManualClock {
+        // Code that subtracts from the present moment finds a past to refer to: an `Instant` has no
+        // value of its own.
+        let start = SystemClock.now() + ManualClock::PAST;
+        ManualClock(Arc::new(ManualTime { start, elapsed_ns: AtomicU64::new(0) }))
+    }
+
+    /// The time of day at the start, since the Unix epoch.
+    const PAST: Duration = Duration::from_secs(3600);
+
+    /// Moves both clocks forward. Panics after 500 years.
+    pub fn advance(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).expect("less than 500 years");
+        self.0.elapsed_ns.fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// Returns the time by which the clock was moved.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.0.elapsed_ns.load(Ordering::Relaxed))
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        ManualClock::new()
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Instant {
+        self.0.start + self.elapsed()
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + ManualClock::PAST + self.elapsed()
     }
 }
 
@@ -40,6 +107,7 @@ impl Clock for SystemClock {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemRandom;
 
+#[expect(clippy::disallowed_methods, reason = "the adapter that all other code uses")]
 impl Random for SystemRandom {
     fn fill(&self, bytes: &mut [u8]) {
         aws_lc_rs::rand::fill(bytes).expect("the kernel gives random bytes");
@@ -212,4 +280,20 @@ pub trait DiskReader: Send + Sync + 'static {
 
     /// Returns the file's name, for messages.
     fn name(&self, file: u32) -> String;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manual_clock_stands_still_until_it_is_moved_and_clones_move_together() {
+        let clock = ManualClock::new();
+        let (now, wall) = (clock.now(), clock.wall());
+        assert_eq!((clock.now(), clock.wall()), (now, wall));
+        clock.clone().advance(Duration::from_millis(1500));
+        assert_eq!(clock.now() - now, Duration::from_millis(1500));
+        assert_eq!(clock.wall(), wall + Duration::from_millis(1500));
+        assert!(clock.now().checked_sub(Duration::from_secs(3600)).is_some(), "it has a past");
+    }
 }
