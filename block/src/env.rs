@@ -21,13 +21,6 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the time of day, which may jump in both directions.
     fn wall(&self) -> SystemTime;
-
-    /// Returns the nanoseconds since some fixed moment; never goes back.
-    fn now_ns(&self) -> u64 {
-        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-        let since = self.now().saturating_duration_since(*START.get_or_init(|| self.now()));
-        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
-    }
 }
 
 /// Unpredictable bytes, for keys, salts and identities.

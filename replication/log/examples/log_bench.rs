@@ -1,5 +1,6 @@
 //! Measures the write log beside the raw disk, in one run:
 //! `cargo run --release -p wal --example log_bench -- [DIR] [SECONDS]`
+#![expect(clippy::disallowed_methods, reason = "it measures real time")]
 
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, Lsn, VolumeId};

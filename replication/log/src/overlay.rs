@@ -294,6 +294,17 @@ impl Incoming {
     }
 }
 
+/// The overlay after an insertion.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inserted {
+    /// Log space that the active generation uses, in bytes.
+    pub(crate) log_bytes: u64,
+    /// Extents of the active generation.
+    pub(crate) extent_count: u64,
+    /// Whether a generation was frozen.
+    pub(crate) is_frozen: bool,
+}
+
 /// The stack of generations and side layers. Lookups run in parallel with each other and with the
 /// log's I/O.
 #[derive(Debug)]
@@ -456,15 +467,14 @@ impl Overlay {
     }
 
     /// Takes the entries of one batch, `first_lsn` upwards; `now` is called when a generation
-    /// begins. Returns the log space that the active generation uses, its number of extents, and
-    /// whether a generation was frozen.
+    /// begins.
     pub(crate) fn insert(
         &self,
         first_lsn: Lsn,
         entries: impl Iterator<Item = Incoming>,
         position: u64,
         now: impl Fn() -> Instant,
-    ) -> (u64, u64, bool) {
+    ) -> Inserted {
         let mut stack = self.stack.write();
         let mut lsn = first_lsn;
         let stack = &mut *stack;
@@ -515,9 +525,9 @@ impl Overlay {
         let active = &mut stack.active;
         active.log_bytes += position - active.end_position;
         active.end_position = position;
-        let active_used = (active.log_bytes, active.weight.extent_count, is_frozen);
+        let (log_bytes, extent_count) = (active.log_bytes, active.weight.extent_count);
         self.extent_count.store(stack.extent_count(), Ordering::Release);
-        active_used
+        Inserted { log_bytes, extent_count, is_frozen }
     }
 
     /// Sets the log position of the first entry; the overlay must be empty.

@@ -8,6 +8,7 @@
 
 pub(crate) mod contents;
 pub(crate) mod core;
+pub(crate) mod drive;
 pub(crate) mod incomplete;
 pub(crate) mod inspect;
 pub(crate) mod layout;

@@ -9,6 +9,8 @@
 //!   cost a single timer, and their next writes gather in one batch. The clock is not read while
 //!   the gate is closed or while little is owed.
 
+pub(crate) mod gate;
+
 /// Longest delay of one acknowledgement. Chosen by hand: less than the longest wait of a request,
 /// which is a second.
 pub(crate) const DELAY_NS_MAX: u64 = 900_000_000;
@@ -38,12 +40,12 @@ pub(crate) enum Hold {
 
 /// The regulator.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct Throttle {
     /// Part of the ring, from 0 to 1, from which writers are slowed.
     mark: f64,
     /// Bytes a second that destage frees.
     rate: f64,
-    /// The rate when the clock was last read: see [`Pace::rate_now`].
+    /// The rate when the clock was last read: see [`Throttle::rate_now`].
     rate_seen: f64,
     /// The moment up to which the admitted bytes are paid for, not counting `owed_ns`.
     paid_ns: u64,
@@ -55,9 +57,9 @@ pub(crate) struct Pace {
     released_bytes: f64,
 }
 
-impl Pace {
+impl Throttle {
     pub(crate) fn new(slow_from_percent: u8, generation_bytes: u64) -> Self {
-        Pace {
+        Throttle {
             mark: f64::from(slow_from_percent) / 100.0,
             rate: RATE_FIRST,
             rate_seen: RATE_FIRST,
@@ -87,14 +89,14 @@ impl Pace {
         self.rate_seen = self.rate;
     }
 
-    /// Records that destage ran dry: the next release says nothing about its possible speed.
+    /// Records that destage is idle: the next release says nothing about its possible speed.
     pub(crate) fn on_idle(&mut self) {
         self.released_ns = None;
     }
 
     /// Records that destage pauses although it has work: the time to the next release counts from
     /// now.
-    pub(crate) fn on_rest(&mut self, now_ns: u64) {
+    pub(crate) fn on_pause(&mut self, now_ns: u64) {
         self.released_ns = Some(now_ns);
     }
 
@@ -174,7 +176,7 @@ mod tests {
     /// Runs closed-loop writers against a destage of a fixed rate, in virtual time. Returns the
     /// highest fill, the longest delay, and the bytes a second let in over the second half.
     fn overload(writers: usize, bytes: u64, generation: u64, destage_rate: u64) -> (f64, u64, f64) {
-        let mut pace = Pace::new(50, generation);
+        let mut throttle = Throttle::new(50, generation);
         let mut ready = vec![0u64; writers];
         let (mut written, mut released, mut destage_free_at) = (0u64, 0u64, 0u64);
         let (mut fill_max, mut delay_max, mut late) = (0f64, 0u64, 0u64);
@@ -188,7 +190,7 @@ mod tests {
                 return (fill_max, delay_max, late as f64 / 200.0);
             }
             if now == opens_at {
-                pace.open();
+                throttle.open();
                 for (writer, since) in waiting.drain(..) {
                     ready[writer] = now + 20_000;
                     delay_max = delay_max.max(now - since);
@@ -197,7 +199,7 @@ mod tests {
                 continue;
             }
             while frozen.front().is_some_and(|done| *done <= now) {
-                pace.on_release(frozen.pop_front().unwrap(), generation, 1.0);
+                throttle.on_release(frozen.pop_front().unwrap(), generation, 1.0);
                 released += generation;
             }
             let fill = (written - released) as f64 / RING as f64;
@@ -213,7 +215,7 @@ mod tests {
             }
             written += bytes;
             late += if now > end_ns / 2 { bytes } else { 0 };
-            ready[writer] = match pace.admit(bytes, fill, || now) {
+            ready[writer] = match throttle.admit(bytes, fill, || now) {
                 Hold::Go => now + 20_000,
                 held => {
                     if let Hold::Close { delay_ns } = held {
@@ -242,22 +244,22 @@ mod tests {
 
     #[test]
     fn below_the_mark_nothing_waits_and_above_it_more_as_it_fills() {
-        let mut pace = Pace::new(50, MIB);
-        assert_eq!(pace.admit(100 * MIB, 0.5, || panic!("nothing is owed")), Hold::Go);
+        let mut throttle = Throttle::new(50, MIB);
+        assert_eq!(throttle.admit(100 * MIB, 0.5, || panic!("nothing is owed")), Hold::Go);
         let delays: Vec<u64> = [0.51, 0.6, 0.75, 0.9, 1.0]
             .iter()
-            .map(|fill| match Pace::new(50, MIB).admit(16 * MIB, *fill, || 0) {
+            .map(|fill| match Throttle::new(50, MIB).admit(16 * MIB, *fill, || 0) {
                 Hold::Close { delay_ns } => delay_ns,
                 other => panic!("{other:?} with {fill} of the log in use"),
             })
             .collect();
         assert!(delays.is_sorted() && delays[0] < delays[4] / 10, "{delays:?}");
-        let mut pace = Pace::new(50, MIB);
+        let mut throttle = Throttle::new(50, MIB);
         let mut longest = 0;
         for _ in 0..10_000 {
-            if let Hold::Close { delay_ns } = pace.admit(MIB, 1.0, || 0) {
+            if let Hold::Close { delay_ns } = throttle.admit(MIB, 1.0, || 0) {
                 longest = longest.max(delay_ns);
-                pace.open();
+                throttle.open();
             }
         }
         assert_eq!(longest, DELAY_NS_MAX);
@@ -265,23 +267,23 @@ mod tests {
 
     #[test]
     fn while_the_gate_is_closed_all_wait_and_what_they_owe_is_paid_by_the_next() {
-        let mut pace = Pace::new(50, MIB);
-        let Hold::Close { delay_ns } = pace.admit(MIB, 0.75, || 0) else {
+        let mut throttle = Throttle::new(50, MIB);
+        let Hold::Close { delay_ns } = throttle.admit(MIB, 0.75, || 0) else {
             panic!("it is too much")
         };
         for _ in 0..4 {
             assert_eq!(
-                pace.admit(MIB, 0.75, || panic!("they wait whatever time it is")),
+                throttle.admit(MIB, 0.75, || panic!("they wait whatever time it is")),
                 Hold::Wait
             );
         }
         assert_eq!(
-            pace.admit(MIB, 0.4, || panic!("nothing is owed")),
+            throttle.admit(MIB, 0.4, || panic!("nothing is owed")),
             Hold::Go,
             "there is room again"
         );
-        pace.open();
-        let Hold::Close { delay_ns: next } = pace.admit(MIB, 0.75, || delay_ns) else {
+        throttle.open();
+        let Hold::Close { delay_ns: next } = throttle.admit(MIB, 0.75, || delay_ns) else {
             panic!("five are owed for")
         };
         assert!(next.abs_diff(5 * delay_ns) <= 5, "{next} after {delay_ns}");
@@ -289,27 +291,27 @@ mod tests {
 
     #[test]
     fn what_was_owed_is_forgotten_once_there_is_room() {
-        let mut pace = Pace::new(50, MIB);
-        assert!(matches!(pace.admit(4 * MIB, 0.75, || 0), Hold::Close { .. }));
-        assert_eq!(pace.admit(64 * MIB, 0.75, || 0), Hold::Wait);
-        pace.open();
-        pace.on_fill(0.51);
-        assert!(matches!(pace.admit(1, 0.51, || 0), Hold::Close { .. }), "it is owed");
-        pace.open();
-        assert_eq!(pace.admit(64 * MIB, 0.4, || 0), Hold::Go);
-        pace.admit(MIB / 64, 0.51, || 0);
-        pace.on_fill(0.5);
-        assert_eq!(pace.admit(1, 0.501, || panic!("nothing is owed")), Hold::Go);
+        let mut throttle = Throttle::new(50, MIB);
+        assert!(matches!(throttle.admit(4 * MIB, 0.75, || 0), Hold::Close { .. }));
+        assert_eq!(throttle.admit(64 * MIB, 0.75, || 0), Hold::Wait);
+        throttle.open();
+        throttle.on_fill(0.51);
+        assert!(matches!(throttle.admit(1, 0.51, || 0), Hold::Close { .. }), "it is owed");
+        throttle.open();
+        assert_eq!(throttle.admit(64 * MIB, 0.4, || 0), Hold::Go);
+        throttle.admit(MIB / 64, 0.51, || 0);
+        throttle.on_fill(0.5);
+        assert_eq!(throttle.admit(1, 0.501, || panic!("nothing is owed")), Hold::Go);
     }
 
     #[test]
     fn a_small_release_says_little_of_the_rate_and_a_whole_one_much() {
         let rate_after = |share| {
-            let mut pace = Pace::new(50, 128 * MIB);
+            let mut throttle = Throttle::new(50, 128 * MIB);
             for n in 0..5 {
-                pace.on_release(n * 1_000_000_000, MIB, share);
+                throttle.on_release(n * 1_000_000_000, MIB, share);
             }
-            pace.rate / (MIB as f64)
+            throttle.rate / (MIB as f64)
         };
         // As for a generation frozen for its extents: a MiB each second.
         assert!(rate_after(1.0) < 10.0, "{}", rate_after(1.0));
@@ -318,11 +320,13 @@ mod tests {
 
     #[test]
     fn a_pause_counts_for_a_moment_only() {
-        let mut pace = Pace::new(50, MIB);
-        let Hold::Close { delay_ns } = pace.admit(4 * MIB, 0.75, || 0) else { panic!("too much") };
-        pace.open();
+        let mut throttle = Throttle::new(50, MIB);
+        let Hold::Close { delay_ns } = throttle.admit(4 * MIB, 0.75, || 0) else {
+            panic!("too much")
+        };
+        throttle.open();
         let later = 3_600 * 1_000_000_000;
-        let Hold::Close { delay_ns: next } = pace.admit(4 * MIB, 0.75, || later) else {
+        let Hold::Close { delay_ns: next } = throttle.admit(4 * MIB, 0.75, || later) else {
             panic!("an hour without a write lets a burst in")
         };
         assert_eq!(next, delay_ns - CREDIT_NS_MAX);

@@ -14,7 +14,7 @@
 use crate::disk::write_latency::{self, Quickness};
 use crate::format::made;
 use crate::options::IoMode;
-use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
+use block::env::{Clock, Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
 use block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
 use rustix::fs::OFlags;
@@ -35,8 +35,11 @@ const ZERO_BYTES: usize = 1 << 20;
 /// Longest sleep of [`Disk::wait`].
 const WAIT: Duration = Duration::from_millis(5);
 
-/// Longest wait for a predecessor that is just ending. Chosen by hand.
-const LOCK_WAIT: Duration = Duration::from_millis(500);
+/// Pause between two tries to lock the directory, which a predecessor that is just ending may hold.
+/// Chosen by hand.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+/// Number of tries after the first: half a second. Chosen by hand.
+const LOCK_TRIES: u32 = 100;
 
 /// Name of the file that records how many files of the ring were made.
 const MADE_NAME: &str = "ring.made";
@@ -69,6 +72,7 @@ struct Files {
     made_count: Mutex<Option<u32>>,
     /// Speed of direct writes.
     quickness: Quickness,
+    clock: Arc<dyn Clock>,
 }
 
 /// Files named `ring-NNNNN.log` in a directory of their own.
@@ -91,7 +95,7 @@ struct Worker {
 
 impl FileDisk {
     /// Opens the directory, creating it if missing, and locks it.
-    pub(crate) fn open(dir: &Path, io_mode: IoMode) -> Result<FileDisk> {
+    pub(crate) fn open(dir: &Path, io_mode: IoMode, clock: Arc<dyn Clock>) -> Result<FileDisk> {
         let io = |what: &str, e| {
             Error::with_source(ErrorKind::Io, format!("{what} {}", dir.display()), e)
         };
@@ -108,6 +112,7 @@ impl FileDisk {
             notify: RwLock::default(),
             made_count: Mutex::new(made_count),
             quickness: Quickness::default(),
+            clock,
         });
         files.open_all().map_err(|e| io("open the files of log directory", e))?;
         let start = |name| Worker::start(name, &files).map_err(|e| io("start threads for", e));
@@ -127,7 +132,11 @@ impl FileDisk {
     pub(crate) fn written_at(&self) -> HashMap<u32, Instant> {
         let readers = self.files.readers.read();
         let files = (0u32..).zip(readers.iter());
-        files.filter_map(|(number, file)| Some((number, written_at(file.as_ref()?)?))).collect()
+        files
+            .filter_map(|(number, file)| {
+                Some((number, written_at(file.as_ref()?, &*self.files.clock)?))
+            })
+            .collect()
     }
 
     /// Sets the callback that other threads call when a request has ended.
@@ -233,16 +242,17 @@ fn lock(dir: &Path) -> Result<File> {
     let file =
         open.map_err(|e| Error::with_source(ErrorKind::Io, format!("open {}", path.display()), e))?;
     let operation = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-    let until = Instant::now() + LOCK_WAIT;
+    let mut tries_left = LOCK_TRIES;
     loop {
         match rustix::fs::flock(&file, operation) {
             Ok(()) => return Ok(file),
-            Err(e) if Instant::now() >= until => {
+            Err(e) if tries_left == 0 => {
                 let what = format!("lock {}: this log is open elsewhere", path.display());
                 return Err(Error::with_source(ErrorKind::Busy, what, e));
             }
-            Err(_) => std::thread::sleep(LOCK_WAIT / 100),
+            Err(_) => std::thread::sleep(LOCK_PAUSE),
         }
+        tries_left -= 1;
     }
 }
 
@@ -356,8 +366,8 @@ impl Files {
         match request {
             DiskRequest::Write { token, file, offset, buffer, is_sync_next } => {
                 let is_early = is_sync_next && self.io_mode == IoMode::Buffered;
-                let begun =
-                    (is_measured && buffer.len() <= write_latency::BYTES_MAX).then(Instant::now);
+                let begun = (is_measured && buffer.len() <= write_latency::BYTES_MAX)
+                    .then(|| self.clock.now());
                 let result = writer(&self.writers, file).and_then(|handle| {
                     handle.write_all_at(buffer.as_slice(), offset)?;
                     if is_early {
@@ -366,7 +376,7 @@ impl Files {
                     Ok(())
                 });
                 if let Some(begun) = begun {
-                    self.quickness.note(begun.elapsed());
+                    self.quickness.note(self.clock.now() - begun);
                 }
                 DiskCompletion { token, result, buffer: Some(buffer) }
             }
@@ -478,9 +488,9 @@ fn start_writeback(file: &File, offset: u64, len: usize) {
 /// Returns the time of the last write to the file, by its modification time and the wall clock. It
 /// is a moment of this process's clock and may be before the machine started. `None` if the file
 /// system does not say or the moment lies in the future.
-pub(crate) fn written_at(file: &File) -> Option<Instant> {
-    let age = file.metadata().ok()?.modified().ok()?.elapsed().ok()?;
-    Instant::now().checked_sub(age)
+pub(crate) fn written_at(file: &File, clock: &dyn Clock) -> Option<Instant> {
+    let age = clock.wall().duration_since(file.metadata().ok()?.modified().ok()?).ok()?;
+    clock.now().checked_sub(age)
 }
 
 fn put_at(files: &mut Vec<Option<Arc<File>>>, index: u32, file: File) {
@@ -520,7 +530,7 @@ impl DiskReader for Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::env::IO_ALIGN_BYTES;
+    use block::env::{IO_ALIGN_BYTES, SystemClock};
 
     const FILE_BYTES: u64 = 1 << 20;
 
@@ -551,7 +561,8 @@ mod tests {
     #[test]
     fn as_many_direct_writes_are_waited_for_as_was_said_while_the_device_is_quick() {
         let dir = tempfile::tempdir_in(".").expect("a directory");
-        let mut disk = FileDisk::open(dir.path(), IoMode::Direct).expect("it opens");
+        let mut disk =
+            FileDisk::open(dir.path(), IoMode::Direct, Arc::new(SystemClock)).expect("it opens");
         disk.submit(DiskRequest::Create { token: 1, file: 0, len: FILE_BYTES, header: Vec::new() });
         assert_eq!(wait_for_one(&mut disk), 1);
         let is_waited_for = |disk: &mut FileDisk, token, len| {

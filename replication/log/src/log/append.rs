@@ -5,10 +5,10 @@
 //! - An append dropped before its answer leaves no entry that could be written much later: the
 //!   entry leaves the queue unless it is in a batch, and a batch does not wait for log space.
 
-use super::pressure::hold_back;
-use super::{Inner, Log, Reached};
+use super::{Log, LogInner, Reached};
 use crate::options::{NewEntry, Wait};
 use crate::ring::queue::{ENTRY_OVERHEAD_BYTES, Group, Place, Ticket};
+use crate::ring::shared::Target;
 use block::{Error, ErrorKind, Lsn, Result};
 use std::pin::pin;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl Log {
 
 /// A group on its way into the log.
 struct Appending {
-    inner: Arc<Inner>,
+    inner: Arc<LogInner>,
     wait: Wait,
     /// Log space that it takes, in bytes, for pacing.
     bytes: u64,
@@ -97,7 +97,7 @@ struct Appending {
 
 impl Appending {
     fn begin(
-        inner: &Arc<Inner>,
+        inner: &Arc<LogInner>,
         first: NewEntry,
         rest: Vec<NewEntry>,
         wait: Wait,
@@ -132,10 +132,11 @@ impl Appending {
             self.is_due = false;
         }
         let (inner, wait) = (&*self.inner, self.wait);
-        let reached = Reached { inner, lsn, wait, is_entry: true, id: None }.await;
+        let reached =
+            Reached { inner, target: Target { lsn, wait, is_entry: true }, id: None }.await;
         self.is_answered = true;
         reached?;
-        hold_back(&self.inner, self.bytes).await;
+        self.inner.gate.hold_back(self.bytes, self.inner.fill()).await;
         // The log may have failed during the wait: nothing is answered after a failure.
         self.inner.shared.check_unfailed()?;
         Ok(lsn)
@@ -174,7 +175,7 @@ impl Drop for Appending {
             _ => drop(self.take_back()),
         }
         if self.is_due {
-            self.inner.nudge();
+            self.inner.thread.nudge();
         }
     }
 }

@@ -6,7 +6,7 @@
 //!   never answer.
 //! - Closing waits for the note, for a bounded time.
 
-use super::{Inner, Log};
+use super::{Log, LogInner};
 use crate::disk::state_files::StateFiles;
 use crate::format::state::{self, LogState, Standing};
 use crate::ring::tail::{note_failure_of, tell_unnoted};
@@ -62,7 +62,7 @@ impl Log {
     }
 }
 
-impl Inner {
+impl LogInner {
     /// Makes the note if the disk has failed. Called by the log thread only.
     pub(super) fn note_failure(&self) {
         let Some(acked) = self.shared.disk_failed_at() else { return };
@@ -83,7 +83,7 @@ impl Inner {
     }
 
     pub(super) fn wait_noted(&self) {
-        self.nudge();
+        self.thread.nudge();
         let mut is_made = self.noted.is_made.lock();
         if self.shared.disk_failed_at().is_some() {
             let is_waiting = |is_made: &mut bool| !*is_made;

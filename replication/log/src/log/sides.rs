@@ -6,7 +6,7 @@
 //!   the log, and removing it loses nothing.
 //! - Files are removed only when neither the overlay nor that metadata names them.
 
-use super::{Inner, Log};
+use super::{Log, LogInner};
 use crate::disk::unreadable;
 use crate::overlay::extents::{Piece, Source};
 use crate::overlay::spill_layer::SideLayer;
@@ -202,7 +202,7 @@ impl Log {
     }
 }
 
-impl Inner {
+impl LogInner {
     /// Implements [`Log::write_side`]. Blocks.
     fn write_side(
         &self,
@@ -277,7 +277,7 @@ impl Inner {
             epoch: self.identity.epoch,
             algorithm: self.options.algorithm,
             volume,
-            id: SideFileId { first_lsn, last_lsn, id: spill_dir::fresh_id() },
+            id: SideFileId { first_lsn, last_lsn, id: spill_dir::fresh_id(&*self.random) },
         };
         let read = |source: &Source| match source {
             Source::Payload(bytes) => Ok(bytes.clone()),
@@ -287,15 +287,11 @@ impl Inner {
                 unreachable!("it has no payload")
             }
         };
-        spill_dir::create(
-            &self.dir,
-            &seed,
-            pieces,
-            &self.key,
-            &|source| match are_unreadable_lost {
+        spill_dir::create(&self.dir, &seed, pieces, &self.key, &*self.clock, &|source| {
+            match are_unreadable_lost {
                 true => unreadable::read_or_lose(|| read(source)),
                 false => read(source),
-            },
-        )
+            }
+        })
     }
 }

@@ -1,16 +1,23 @@
 //! Tests of the log's handle that need to see its insides. Tests of durability are in
 //! `tests/real_files.rs`.
 
+use super::opening::LogOpening;
+use super::thread::TICK;
 use super::*;
 use crate::TailLoss;
 use crate::format::entry::EntryKind;
 use crate::options::NewEntry;
 use crate::overlay::extents::Source;
+use crate::ring::recovery::Recovery;
+use crate::spill::dir::SidesWanted;
 use block::Epoch;
+use block::env::{ManualClock, SystemClock, SystemRandom};
 use block::seal::KEY_BYTES;
 use std::future::poll_fn;
+use std::path::Path;
 use std::pin::Pin;
 use std::task::Poll;
+use std::time::Duration;
 
 /// At the initially assumed rate, with nine tenths of the log in use, this takes some 90 ms: far
 /// more than the pauses of a busy machine.
@@ -29,17 +36,28 @@ fn options() -> LogOptions {
     }
 }
 
+fn open_with(dir: &Path, options: LogOptions, planted: Planted, clock: Arc<dyn Clock>) -> Log {
+    let opening = LogOpening {
+        dir,
+        identity: identity(),
+        key: PoolKey::new([3; KEY_BYTES]),
+        options,
+        destaged: Lsn::NONE,
+        wanted: &SidesWanted::default(),
+        notes: &LogNotes::default(),
+        planted,
+        clock,
+        random: Arc::new(SystemRandom),
+    };
+    opening.open().expect("it opens").0
+}
+
 fn open(dir: &Path, planted: Planted) -> Log {
-    let with = (identity(), PoolKey::new([3; KEY_BYTES]));
-    let wanted = (&SidesWanted::default(), &LogNotes::default());
-    let opened = Log::open_planted(dir, with, options(), Lsn::NONE, wanted, planted);
-    opened.expect("it opens").0
+    open_with(dir, options(), planted, Arc::new(SystemClock))
 }
 
 /// Opens a log of four small files, which does not slow its writers before it is full.
 fn open_small(dir: &Path, planted: Planted) -> Log {
-    let identity =
-        LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
     let options = LogOptions {
         ring_bytes: 1 << 20,
         file_bytes: 256 << 10,
@@ -47,10 +65,7 @@ fn open_small(dir: &Path, planted: Planted) -> Log {
         slow_from_percent: 99,
         ..LogOptions::default()
     };
-    let with = (identity, PoolKey::new([3; KEY_BYTES]));
-    let wanted = (&SidesWanted::default(), &LogNotes::default());
-    let opened = Log::open_planted(dir, with, options, Lsn::NONE, wanted, planted);
-    opened.expect("it opens").0
+    open_with(dir, options, planted, Arc::new(SystemClock))
 }
 
 fn sector(value: u8) -> NewEntry {
@@ -191,7 +206,7 @@ async fn held_back(log: &Log) -> Pin<Box<impl Future<Output = Result<Lsn>> + use
     poll_fn(|context| {
         let is_answered = held.as_mut().poll(context).is_ready();
         assert!(!is_answered, "it is not held back");
-        if log.inner.pressure.lock().pace.is_closed() {
+        if log.inner.gate.is_closed() {
             return Poll::Ready(());
         }
         context.waker().wake_by_ref();
@@ -237,11 +252,7 @@ async fn the_end_of_the_runtime_opens_the_gate() {
             poll_fn(|context| {
                 assert!(held.as_mut().poll(context).is_pending(), "it is not held back");
                 context.waker().wake_by_ref();
-                if log.inner.pressure.lock().pace.is_closed() {
-                    Poll::Ready(())
-                } else {
-                    Poll::Pending
-                }
+                if log.inner.gate.is_closed() { Poll::Ready(()) } else { Poll::Pending }
             })
             .await;
         });
@@ -250,7 +261,7 @@ async fn the_end_of_the_runtime_opens_the_gate() {
     })
     .join()
     .unwrap();
-    assert!(!log.inner.pressure.lock().pace.is_closed(), "who would open it");
+    assert!(!log.inner.gate.is_closed(), "who would open it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -299,7 +310,7 @@ async fn failed(dir: &Path) -> Vec<u8> {
         append(&log, 512).await.unwrap();
     }
     assert!(log.failure().is_none() && log.failure_note().is_none());
-    log.inner.driver.lock().as_ref().expect("it is open").disk.fill_up(0);
+    log.inner.driven.lock().as_ref().expect("it is open").disk.fill_up(0);
     let error = append(&log, 512).await.unwrap_err();
     assert!(crate::is_log_failure(&error), "{}", error.chain());
     assert!(log.failure().is_some_and(|error| crate::is_log_failure(&error)));
@@ -349,4 +360,24 @@ async fn a_note_that_only_others_have_reports_a_loss_and_rules_none_out() {
         let expected = has_lost.then_some(TailLoss::Failure);
         assert_eq!(reopened(dir.path(), &notes).tail_loss, expected);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ages_and_unasked_syncs_follow_the_injected_clock() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = ManualClock::new();
+    let log = open_with(dir.path(), options(), Planted::default(), Arc::new(clock.clone()));
+    assert_eq!(log.status().oldest_undestaged_age, None);
+    append(&log, 512).await.unwrap();
+    clock.advance(Duration::from_secs(90));
+    append(&log, 512).await.unwrap();
+    assert_eq!(log.status().oldest_undestaged_age, Some(Duration::from_secs(90)));
+    // Without a flush the log thread syncs on its own after a few ticks, and it ticks by that clock.
+    while log.status().durable_lsn < Lsn(2) {
+        clock.advance(TICK);
+        log.inner.thread.nudge();
+        tokio::task::yield_now().await;
+    }
+    release_all(&log);
+    assert_eq!(log.status().oldest_undestaged_age, None);
 }

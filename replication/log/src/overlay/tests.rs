@@ -4,6 +4,7 @@ use super::*;
 use crate::format::entry::EntryRow;
 use crate::overlay::log_resident::{BatchPlace, LogResident};
 use crate::sim::Rng;
+use block::env::{Clock, ManualClock};
 use block::seal::{Algorithm, SALT_BYTES};
 use block::units::SECTOR_BYTES;
 
@@ -63,7 +64,7 @@ fn pinned_bytes(overlay: &Overlay) -> u64 {
 fn run(seed: u64, planted: Planted) -> Result<u64, String> {
     let mut rng = Rng::new(seed);
     let overlay = Overlay::new(Lsn(0), PAYLOAD_MEMORY_BYTES, planted);
-    let (mut lsn, mut most) = (Lsn(1), 0);
+    let (mut lsn, mut most, now) = (Lsn(1), 0, ManualClock::new().now());
     for step in 0..STEPS {
         let batch: Vec<Incoming> = (0..1 + rng.below(4))
             .map(|_| {
@@ -76,7 +77,7 @@ fn run(seed: u64, planted: Planted) -> Result<u64, String> {
             .collect();
         let first = lsn;
         lsn = Lsn(lsn.0 + batch.len() as u64);
-        overlay.insert(first, batch.into_iter(), lsn.0, Instant::now);
+        overlay.insert(first, batch.into_iter(), lsn.0, || now);
         if rng.chance(2) {
             overlay.freeze();
         }
@@ -118,9 +119,9 @@ fn a_rest_that_keeps_a_buffer_uncounted_is_found() {
 #[test]
 fn writes_that_are_cut_to_a_rest_keep_no_more_than_the_rest() {
     let overlay = Overlay::new(Lsn(0), PAYLOAD_MEMORY_BYTES, Planted::default());
-    let mut lsn = Lsn(1);
+    let (mut lsn, now) = (Lsn(1), ManualClock::new().now());
     let mut take = |entry: Incoming| {
-        overlay.insert(lsn, std::iter::once(entry), lsn.0, Instant::now);
+        overlay.insert(lsn, std::iter::once(entry), lsn.0, || now);
         lsn = lsn.next();
     };
     for at in (0..100).map(|index| index * WRITE_SECTORS_MAX) {

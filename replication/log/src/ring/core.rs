@@ -1,6 +1,6 @@
 //! The log's state machine: takes entries from the queue, builds batches, places them in the ring,
-//! and turns the disk's completions into acknowledgements. It has no thread and no clock, and never
-//! waits.
+//! and turns the disk's completions into acknowledgements. It has no thread, never waits, and reads
+//! time only from the clock that it was given.
 //!
 //! Invariants:
 //! - Batches are retired in order: no entry is visible or acknowledged before every earlier batch
@@ -21,14 +21,13 @@ use crate::overlay::{Generation, Incoming};
 use crate::ring::layout::{FileState, Head, LiveFile, RingConfig};
 use crate::ring::queue::{BatchSize, Pending};
 use crate::ring::shared::Shared;
-use block::env::{Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
+use block::env::{Clock, Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
 use block::seal::SALT_BYTES;
 use block::{Error, Lsn};
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 /// Maximum number of batches in flight, for disks that do not complete writes inside the call
 /// (direct I/O). Chosen by hand. Buffered writes complete inside the call and are never in flight.
@@ -88,10 +87,22 @@ struct Syncing {
     lsn: Lsn,
 }
 
+/// The place at which a core continues.
+pub(crate) struct CoreStart {
+    pub(crate) config: RingConfig,
+    /// Everything before it is on stable storage.
+    pub(crate) head: Head,
+    pub(crate) live: VecDeque<LiveFile>,
+    pub(crate) files: Vec<FileState>,
+    /// Whether a possible loss of an earlier run has been dealt with.
+    pub(crate) is_settled: bool,
+}
+
 /// The state machine. One caller at a time steps it.
 pub(crate) struct Core {
     config: RingConfig,
     random: Arc<dyn Random>,
+    clock: Arc<dyn Clock>,
     head: Head,
     live: VecDeque<LiveFile>,
     files: Vec<FileState>,
@@ -128,15 +139,9 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Makes a core that continues after `head`; everything before it is on stable storage.
-    pub(crate) fn new(
-        mut config: RingConfig,
-        random: Arc<dyn Random>,
-        head: Head,
-        live: VecDeque<LiveFile>,
-        files: Vec<FileState>,
-        is_settled: bool,
-    ) -> Self {
+    /// Makes a core that continues at `start`.
+    pub(crate) fn new(start: CoreStart, random: Arc<dyn Random>, clock: Arc<dyn Clock>) -> Self {
+        let CoreStart { mut config, head, live, files, is_settled } = start;
         let batch_bytes_max = &mut config.options.batch_bytes_max;
         *batch_bytes_max = (*batch_bytes_max).min(payload_bytes_max(config.file_bytes));
         assert_eq!(live.back().map(|file| file.slot), Some(head.slot));
@@ -145,6 +150,7 @@ impl Core {
         Core {
             config,
             random,
+            clock,
             head,
             live,
             files,
@@ -175,7 +181,7 @@ impl Core {
     }
 
     /// Does all the work that is possible without waiting. If others keep adding work, it ends
-    /// after a few rounds with [`Shared::is_dirty`] set: the caller must step again or wake another
+    /// after a few rounds with [`Shared::dirty`] set: the caller must step again or wake another
     /// thread to do so.
     pub(crate) fn step(&mut self, disk: &mut dyn Disk, shared: &Shared) {
         for round in 1.. {
@@ -196,7 +202,7 @@ impl Core {
                 return;
             }
             if round == ROUNDS_MAX {
-                shared.is_dirty.store(true, Ordering::Release);
+                shared.dirty.set();
                 return;
             }
         }
@@ -386,13 +392,15 @@ impl Core {
             let resident = LogResident::new(Arc::clone(&place), row, index);
             Incoming::new(pending.entry, resident)
         });
-        let (log_bytes, extent_count, is_frozen) =
-            shared.overlay.insert(header.first_lsn, incoming, end_position, Instant::now);
-        if is_frozen {
+        let now = || self.clock.now();
+        let inserted = shared.overlay.insert(header.first_lsn, incoming, end_position, now);
+        if inserted.is_frozen {
             shared.tell_changed();
         }
         let options = &self.config.options;
-        if log_bytes >= options.generation_bytes_max || extent_count >= extents_to_freeze(options) {
+        if inserted.log_bytes >= options.generation_bytes_max
+            || inserted.extent_count >= extents_to_freeze(options)
+        {
             freeze(shared);
         }
     }

@@ -21,7 +21,6 @@ use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 pub(crate) struct Scan<'a> {
     pub(crate) args: &'a OpenArgs<'a>,
@@ -140,11 +139,13 @@ impl<'a> Scan<'a> {
             return Err(self.walk.bad(ErrorKind::Corrupt, at, FormatError::Range));
         }
         self.next_lsn = Lsn(first.0 + incoming.len() as u64);
-        let came_at = self.args.written_at.get(&at.slot).copied().unwrap_or_else(Instant::now);
-        let (log_bytes, extent_count, _) =
+        let came_at =
+            self.args.written_at.get(&at.slot).copied().unwrap_or_else(|| self.args.clock.now());
+        let inserted =
             self.overlay.insert(first, incoming.into_iter(), taken.end_position, || came_at);
         let options = &self.args.options;
-        if log_bytes >= options.generation_bytes_max || extent_count >= options.entry_count_max / 4
+        if inserted.log_bytes >= options.generation_bytes_max
+            || inserted.extent_count >= options.entry_count_max / 4
         {
             self.overlay.freeze();
         }

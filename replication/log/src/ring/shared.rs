@@ -11,6 +11,7 @@
 
 use crate::options::Wait;
 use crate::overlay::Overlay;
+use crate::ring::drive::DirtyMark;
 use crate::ring::queue::{Group, Place, Placed, Queue, Ticket};
 use block::{Error, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
@@ -46,6 +47,16 @@ fn take_due(waiters: &mut BTreeMap<(u64, u64), Waker>, lsn: Lsn, due: &mut Vec<W
     }
 }
 
+/// The state of the log that a waiter waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) lsn: Lsn,
+    pub(crate) wait: Wait,
+    /// Whether the waiter has appended the entry with this LSN: then it also gets a refusal as an
+    /// answer. Other waiters only wait until the log has reached the LSN.
+    pub(crate) is_entry: bool,
+}
+
 /// The shared state; see the head of the file.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -64,8 +75,8 @@ pub(crate) struct Shared {
     flushed: AtomicU64,
     /// Whether the entries just acknowledged will probably be flushed next.
     pub(crate) is_flush_expected: AtomicBool,
-    /// Whether something changed that the core has not seen.
-    pub(crate) is_dirty: AtomicBool,
+    /// Set after each change that the core has to see.
+    pub(crate) dirty: DirtyMark,
     failure: OnceLock<Error>,
     /// Newest entry that was acknowledged before a write or sync of the log's files failed.
     disk_failed_at: OnceLock<Lsn>,
@@ -117,7 +128,7 @@ impl Shared {
             refused_count: AtomicUsize::new(0),
             flushed: AtomicU64::new(0),
             is_flush_expected: AtomicBool::new(false),
-            is_dirty: AtomicBool::new(true),
+            dirty: DirtyMark::new(),
             failure: OnceLock::new(),
             disk_failed_at: OnceLock::new(),
             is_finished: AtomicBool::new(false),
@@ -140,7 +151,7 @@ impl Shared {
             if wait == Wait::Durable {
                 self.want_sync(lsn);
             }
-            self.is_dirty.store(true, Ordering::Release);
+            self.dirty.set();
         }
         Ok(place)
     }
@@ -158,7 +169,7 @@ impl Shared {
             self.want_sync(lsn);
         }
         if placed.is_any {
-            self.is_dirty.store(true, Ordering::Release);
+            self.dirty.set();
         }
     }
 
@@ -209,7 +220,7 @@ impl Shared {
         let placed = queue.give_back(freed);
         drop(queue);
         self.on_placed(placed);
-        self.is_dirty.store(true, Ordering::Release);
+        self.dirty.set();
         due.into_iter().for_each(Waker::wake);
     }
 
@@ -234,7 +245,7 @@ impl Shared {
     /// Requests that everything up to `lsn` reach stable storage.
     pub(crate) fn want_sync(&self, lsn: Lsn) {
         self.sync_wanted.fetch_max(lsn.0, Ordering::AcqRel);
-        self.is_dirty.store(true, Ordering::Release);
+        self.dirty.set();
     }
 
     /// Returns the newest entry that a flush beginning here covers, and records it for
@@ -285,7 +296,7 @@ impl Shared {
     pub(crate) fn set_destaged(&self, lsn: Lsn, position: u64) {
         self.destaged.fetch_max(lsn.0, Ordering::AcqRel);
         self.released_position.fetch_max(position, Ordering::AcqRel);
-        self.is_dirty.store(true, Ordering::Release);
+        self.dirty.set();
     }
 
     /// Returns the LSN of the newest queued entry.
@@ -386,16 +397,15 @@ impl Shared {
         }
     }
 
-    /// Ready when `lsn` is answered or the log failed; otherwise `context` is woken at that time.
-    /// `id` is the waiter's own, assigned at the first call. A waiter for the entry itself
-    /// (`is_entry`) also gets a refusal as an answer; other waiters only wait until the log has
-    /// reached that LSN.
+    /// Ready when `target` is answered or the log failed; otherwise `context` is woken at that time.
+    /// `id` is the waiter's own, assigned at the first call.
     pub(crate) fn poll_reached(
         &self,
-        (lsn, wait, is_entry): (Lsn, Wait, bool),
+        target: Target,
         id: &mut Option<u64>,
         context: &mut Context<'_>,
     ) -> Poll<Result<()>> {
+        let Target { lsn, wait, is_entry } = target;
         if self.is_reached(lsn, wait) {
             return Poll::Ready(if is_entry { self.refusal(lsn) } else { Ok(()) });
         }
@@ -449,6 +459,10 @@ mod tests {
         }
     }
 
+    fn entry(lsn: Lsn) -> Target {
+        Target { lsn, wait: Wait::Written, is_entry: true }
+    }
+
     fn shared() -> Shared {
         Shared::new(Overlay::new(Lsn(10), 0, Planted::default()), Lsn(10), Lsn(10), 1 << 20, 4096)
     }
@@ -459,7 +473,9 @@ mod tests {
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
         let mut poll = |lsn, wait, id: &mut Option<u64>| {
-            shared.poll_reached((Lsn(lsn), wait, true), id, &mut context).is_ready()
+            shared
+                .poll_reached(Target { lsn: Lsn(lsn), wait, is_entry: true }, id, &mut context)
+                .is_ready()
         };
         let mut ids = [None; 4];
         assert!(poll(10, Wait::Durable, &mut None));
@@ -496,9 +512,7 @@ mod tests {
         assert_eq!(lsns, [Lsn(11), Lsn(12), Lsn(13)]);
         let mut ids = [None; 3];
         for (lsn, id) in lsns.iter().zip(&mut ids) {
-            assert!(
-                shared.poll_reached((*lsn, Wait::Written, true), id, &mut context).is_pending()
-            );
+            assert!(shared.poll_reached(entry(*lsn), id, &mut context).is_pending());
         }
         shared.refuse(VolumeId(1), Some(Error::new(ErrorKind::Unavailable, "too much of it")));
         assert_eq!(count.0.load(Ordering::Relaxed), 1, "the one writer wakes");
@@ -508,10 +522,10 @@ mod tests {
         // It stays refused although its place in the log is written and answered.
         shared.advance(Lsn(13), Lsn(13));
         for (lsn, is_refused) in lsns.into_iter().zip([true, false, false]) {
-            let polled = shared.poll_reached((lsn, Wait::Written, true), &mut None, &mut context);
+            let polled = shared.poll_reached(entry(lsn), &mut None, &mut context);
             let Poll::Ready(answer) = polled else { panic!("{lsn} still waits") };
             assert_eq!(answer.is_err(), is_refused, "{lsn}");
-            let place = (lsn, Wait::Written, false);
+            let place = Target { is_entry: false, ..entry(lsn) };
             let polled = shared.poll_reached(place, &mut None, &mut context);
             assert!(matches!(polled, Poll::Ready(Ok(()))), "the log has come to {lsn}");
         }
@@ -531,13 +545,10 @@ mod tests {
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
         let mut id = None;
-        assert!(
-            shared.poll_reached((Lsn(11), Wait::Written, true), &mut id, &mut context).is_pending()
-        );
+        assert!(shared.poll_reached(entry(Lsn(11)), &mut id, &mut context).is_pending());
         shared.finish(Error::new(ErrorKind::Io, "sync the write log"));
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
-        let Poll::Ready(Err(error)) =
-            shared.poll_reached((Lsn(11), Wait::Written, true), &mut id, &mut context)
+        let Poll::Ready(Err(error)) = shared.poll_reached(entry(Lsn(11)), &mut id, &mut context)
         else {
             panic!("still waits");
         };

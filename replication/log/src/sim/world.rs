@@ -20,7 +20,7 @@ use crate::overlay::spill_layer::SideLayer;
 use crate::overlay::spill_resident::SideFileId;
 use crate::overlay::{Generation, LayersOf, Sides};
 use crate::planted::Planted;
-use crate::ring::core::{self, Core};
+use crate::ring::core::{self, Core, CoreStart};
 use crate::ring::inspect;
 use crate::ring::opening::OpenArgs;
 use crate::ring::queue::Group;
@@ -28,7 +28,7 @@ use crate::ring::recovery;
 use crate::ring::shared::Shared;
 use crate::ring::tail;
 use crate::spill::{self, SideReader, SideSeed};
-use block::env::{Disk, DiskReader, Random};
+use block::env::{Disk, DiskReader, ManualClock, Random};
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
 use bytes::Bytes;
@@ -86,6 +86,7 @@ pub(crate) struct World {
     rng: Rng,
     plan: Plan,
     random: Arc<SimRandom>,
+    clock: ManualClock,
     options: LogOptions,
     is_immediate: bool,
     platter: Arc<Mutex<Platter>>,
@@ -163,6 +164,7 @@ impl World {
         };
         World {
             random: Arc::new(SimRandom::new(rng.next())),
+            clock: ManualClock::new(),
             is_immediate: rng.chance(50),
             options,
             plan,
@@ -229,6 +231,7 @@ impl World {
             options: self.options,
             destaged: self.destaged,
             random: &*self.random,
+            clock: &self.clock,
             planted: self.plan.planted,
             written_at: std::collections::HashMap::new(),
             made_count: self.platter.lock().made_count(),
@@ -297,10 +300,16 @@ impl World {
         let shared =
             Shared::new(opened.overlay, last_lsn, self.destaged, 1 << 20, opened.head.position);
         shared.set_destaged(self.destaged, opened.released_position);
+        let state = opened.state;
+        let start = CoreStart {
+            config: opened.config,
+            head: opened.head,
+            live: opened.live,
+            files: opened.files,
+            is_settled: opened.recovery.is_tail_proven,
+        };
         let random = Arc::clone(&self.random);
-        let (head, live, files) = (opened.head, opened.live, opened.files);
-        let (is_settled, state) = (opened.recovery.is_tail_proven, opened.state);
-        let mut core = Core::new(opened.config, random, head, live, files, is_settled);
+        let mut core = Core::new(start, random, Arc::new(self.clock.clone()));
         core.prepare_files(&mut disk);
         let reader = disk.reader();
         let process = Process { disk, core, shared, reader, state };

@@ -12,7 +12,7 @@ use crate::overlay::extents::{Piece, Source};
 use crate::overlay::spill_layer::SideLayer;
 use crate::overlay::spill_resident::{SIDE_EXTENSION, SideBytes, SideFileId};
 use crate::spill::{self, SideReader, SideSeed, SideSink};
-use block::env::{Random, SystemRandom};
+use block::env::{Clock, Random};
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
@@ -110,14 +110,19 @@ pub fn weigh(dir: &Path) -> Result<(u64, u64)> {
 ///
 /// # Errors
 /// `Invalid` and `Fenced` for a file of another pool or of a higher epoch; `Io`.
-pub(crate) fn find(dir: &Path, wanted: &SidesWanted, reader: &SideReader<'_>) -> Result<Found> {
+pub(crate) fn find(
+    dir: &Path,
+    wanted: &SidesWanted,
+    reader: &SideReader<'_>,
+    clock: &dyn Clock,
+) -> Result<Found> {
     let mut found = Found { sides: Sides::default(), missing: Vec::new(), redundant: Vec::new() };
     let mut named = HashSet::new();
     for (volume, files) in wanted {
         let mut layers = Vec::with_capacity(files.len());
         for file in files {
             let path = dir.join(file.file_name(*volume));
-            let layer = open_one(&path, *volume, *file, reader);
+            let layer = open_one(&path, *volume, *file, reader, clock);
             named.insert(path.clone());
             layers.push(Arc::new(match layer {
                 Ok(layer) => layer,
@@ -168,6 +173,7 @@ fn open_one(
     volume: VolumeId,
     id: SideFileId,
     reader: &SideReader<'_>,
+    clock: &dyn Clock,
 ) -> Result<SideLayer> {
     let name = path.display().to_string();
     let file = File::open(path).map_err(|e| {
@@ -177,7 +183,7 @@ fn open_one(
         };
         Error::with_source(kind, format!("open side file {name}"), e)
     })?;
-    let since = written_at(&file);
+    let since = written_at(&file, clock);
     Ok(spill::open(name, Box::new(file), volume, id, reader)?.since(since))
 }
 
@@ -202,9 +208,9 @@ pub(crate) fn remove(paths: &[PathBuf]) {
 }
 
 /// Makes a random id for a new file.
-pub(crate) fn fresh_id() -> [u8; 16] {
+pub(crate) fn fresh_id(random: &dyn Random) -> [u8; 16] {
     let mut id = [0; 16];
-    SystemRandom.fill(&mut id);
+    random.fill(&mut id);
     id
 }
 
@@ -217,6 +223,7 @@ pub(crate) fn create(
     seed: &SideSeed,
     pieces: &[Piece],
     key: &PoolKey,
+    clock: &dyn Clock,
     read: &dyn Fn(&Source) -> Result<Bytes>,
 ) -> Result<SideLayer> {
     let path = dir.join(seed.id.file_name(seed.volume));
@@ -227,7 +234,7 @@ pub(crate) fn create(
         named.map_err(|e| {
             Error::with_source(ErrorKind::Io, format!("name {}", path.display()), e)
         })?;
-        open_one(&path, seed.volume, seed.id, &reader)
+        open_one(&path, seed.volume, seed.id, &reader, clock)
     });
     // No metadata names it yet, and the space may be needed.
     made.inspect_err(|_| remove(&[making, path.clone()]))

@@ -170,9 +170,15 @@ impl World {
         let last_lsn = opened.recovery.last_lsn;
         opened.overlay.set_sides(self.open_sides()?);
         let shared = Shared::new(opened.overlay, last_lsn, self.destaged, 1, 0);
-        let (head, live, files) = (opened.head, opened.live, opened.files);
+        let start = CoreStart {
+            config: opened.config,
+            head: opened.head,
+            live: opened.live,
+            files: opened.files,
+            is_settled: true,
+        };
         let random = Arc::clone(&self.random);
-        let core = Core::new(opened.config, random, head, live, files, true);
+        let core = Core::new(start, random, Arc::new(self.clock.clone()));
         let (reader, state) = (disk.reader(), opened.state);
         let process = Process { disk, core, shared, reader, state };
         self.check_contents(&process, last_lsn)

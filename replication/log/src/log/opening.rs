@@ -1,0 +1,212 @@
+//! Opening the log: recovery, the side files, and the start of the thread.
+//!
+//! Invariants:
+//! - A log that is refused keeps its contents.
+//! - Everything from outside the directory, time and randomness included, is in [`LogOpening`].
+
+use super::thread::start_thread;
+use super::{DrivenCore, Log, LogInner, LogNotes, LogThread, Noted};
+use crate::disk::file_disk::FileDisk;
+use crate::disk::mounted::mounted;
+use crate::disk::state_files::StateFiles;
+use crate::options::{LogIdentity, LogOptions, payload_bytes_max};
+use crate::planted::Planted;
+use crate::ring::core::{Core, CoreStart};
+use crate::ring::drive::StepLock;
+use crate::ring::layout::{FileState, RingConfig};
+use crate::ring::opening::OpenArgs;
+use crate::ring::recovery::{self, Opened, Recovery};
+use crate::ring::shared::Shared;
+use crate::spill::SideReader;
+use crate::spill::dir::{self as spill_dir, SidesWanted};
+use crate::throttle::gate::ThrottleGate;
+use block::env::{Clock, Disk, Random, SystemClock, SystemRandom};
+use block::seal::PoolKey;
+use block::{Lsn, Result};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Log {
+    /// Opens the log in `dir`, or creates one. `destaged` is the LSN up to which the data tier
+    /// holds everything. Blocks while the log is read back; starts the log's threads. A log that is
+    /// refused keeps its contents.
+    ///
+    /// # Errors
+    /// `Invalid`: options that cannot work, or the log of another pool. `Busy`: open elsewhere.
+    /// `Fenced`: a higher epoch wrote it. `Corrupt`: damaged below the part known to be on stable
+    /// storage, inconsistent with the data tier (entries missing in between, or the tier rolled
+    /// back), or lacking files (see [`crate::is_incomplete`]). `Unsupported`: a later program wrote
+    /// it. `Io`: the file system failed. `Full`: no room for the opening batch.
+    pub fn open(
+        dir: &Path,
+        identity: LogIdentity,
+        key: PoolKey,
+        options: LogOptions,
+        destaged: Lsn,
+    ) -> Result<(Log, Recovery)> {
+        Self::open_with_sides(dir, identity, key, options, destaged, &SidesWanted::new())
+    }
+
+    /// Like [`Log::open`], with the side files that the data tier's metadata names. Other side
+    /// files are removed: their contents are in the data tier or in the ring.
+    ///
+    /// # Errors
+    /// Those of [`Log::open`]. A missing or damaged side file is no error: it is listed in
+    /// [`Recovery::missing_sides`].
+    pub fn open_with_sides(
+        dir: &Path,
+        identity: LogIdentity,
+        key: PoolKey,
+        options: LogOptions,
+        destaged: Lsn,
+        wanted: &SidesWanted,
+    ) -> Result<(Log, Recovery)> {
+        Self::open_noted(dir, identity, key, options, destaged, wanted, &LogNotes::default())
+    }
+
+    /// Like [`Log::open_with_sides`], with the notes about the log that are kept outside its
+    /// directory.
+    ///
+    /// # Errors
+    /// Those of [`Log::open`].
+    pub fn open_noted(
+        dir: &Path,
+        identity: LogIdentity,
+        key: PoolKey,
+        options: LogOptions,
+        destaged: Lsn,
+        wanted: &SidesWanted,
+        notes: &LogNotes,
+    ) -> Result<(Log, Recovery)> {
+        let planted = Planted::from_environment();
+        let (clock, random) = (Arc::new(SystemClock), Arc::new(SystemRandom));
+        LogOpening { dir, identity, key, options, destaged, wanted, notes, planted, clock, random }
+            .open()
+    }
+}
+
+/// The arguments of an open.
+pub(super) struct LogOpening<'a> {
+    pub(super) dir: &'a Path,
+    pub(super) identity: LogIdentity,
+    pub(super) key: PoolKey,
+    pub(super) options: LogOptions,
+    pub(super) destaged: Lsn,
+    pub(super) wanted: &'a SidesWanted,
+    pub(super) notes: &'a LogNotes,
+    pub(super) planted: Planted,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) random: Arc<dyn Random>,
+}
+
+impl LogOpening<'_> {
+    /// Opens the log; see [`Log::open`].
+    pub(super) fn open(self) -> Result<(Log, Recovery)> {
+        let LogOpening { dir, identity, options, destaged, .. } = self;
+        options.check()?;
+        let mut disk = FileDisk::open(dir, options.io_mode, Arc::clone(&self.clock))?;
+        let reader = SideReader { pool: identity.pool, epoch: identity.epoch, key: &self.key };
+        let mut sides = spill_dir::find(dir, self.wanted, &reader, &*self.clock)?;
+        let keeper = StateFiles::new(dir, &self.notes.beside, &self.notes.heard);
+        let args = OpenArgs {
+            identity,
+            key: self.key.clone(),
+            options,
+            destaged,
+            random: &*self.random,
+            clock: &*self.clock,
+            planted: self.planted,
+            // Taken before recovery rewrites the tail of the log.
+            written_at: disk.written_at(),
+            made_count: disk.made_count(),
+            keeper: &keeper,
+            mount: mounted(dir),
+        };
+        let mut opened = recovery::open(&mut disk, &args)?;
+        // An earlier program or a crash may have left ready files unrecorded; record them before
+        // anything is written there.
+        let is_ready = |state: &&FileState| **state == FileState::Ready;
+        let ready = opened.files.iter().filter(is_ready).count();
+        let ready = u32::try_from(ready).expect("file count");
+        disk.note_made(ready)?;
+        sides.clean();
+        opened.overlay.set_sides(std::mem::take(&mut sides.sides));
+        opened.recovery.missing_sides = std::mem::take(&mut sides.missing);
+        let recovery = opened.recovery.clone();
+        warn_of_other_size(&opened.config, &options);
+        let inner = self.start(opened, disk, ready, keeper)?;
+        Ok((Log { inner }, recovery))
+    }
+
+    /// Starts the log that recovery has found. `ready_count` is the number of existing ring files.
+    fn start(
+        self,
+        opened: Opened,
+        mut disk: FileDisk,
+        ready_count: u32,
+        keeper: StateFiles,
+    ) -> Result<Arc<LogInner>> {
+        let LogOpening { identity, options, destaged, planted, .. } = self;
+        let file_bytes = opened.config.file_bytes;
+        let ring_bytes = file_bytes * u64::from(opened.config.file_count);
+        let shared = Shared::new(
+            opened.overlay,
+            opened.recovery.last_lsn,
+            destaged,
+            options.queue_bytes_max,
+            opened.head.position,
+        );
+        shared.set_destaged(destaged, opened.released_position);
+        shared.counters.made_count.store(ready_count, Ordering::Relaxed);
+        let start = CoreStart {
+            config: opened.config,
+            head: opened.head,
+            live: opened.live,
+            files: opened.files,
+            is_settled: opened.recovery.is_tail_proven,
+        };
+        let mut core = Core::new(start, Arc::clone(&self.random), Arc::clone(&self.clock));
+        core.prepare_files(&mut disk);
+        let gate = ThrottleGate::new(
+            options.slow_from_percent,
+            options.generation_bytes_max,
+            Arc::clone(&self.clock),
+            planted.gate_by_waiter,
+        );
+        let inner = Arc::new(LogInner {
+            shared,
+            reader: disk.reader(),
+            driven: StepLock::new(DrivenCore { core, disk }),
+            gate,
+            planted,
+            clock: self.clock,
+            random: self.random,
+            key: self.key,
+            dir: self.dir.to_owned(),
+            identity,
+            options,
+            usable_bytes: ring_bytes - file_bytes,
+            ring_bytes,
+            payload_bytes_max: payload_bytes_max(file_bytes),
+            thread: LogThread::default(),
+            noted: Noted::new(keeper, opened.state),
+        });
+        start_thread(&inner)?;
+        Ok(inner)
+    }
+}
+
+fn warn_of_other_size(config: &RingConfig, options: &LogOptions) {
+    let file_bytes = config.file_bytes;
+    let ring_bytes = file_bytes * u64::from(config.file_count);
+    if (file_bytes, ring_bytes) != (options.file_bytes, options.ring_bytes) {
+        tracing::warn!(
+            ring_bytes,
+            file_bytes,
+            asked_ring_bytes = options.ring_bytes,
+            asked_file_bytes = options.file_bytes,
+            "the write log keeps the size that it was made with"
+        );
+    }
+}
