@@ -7,10 +7,10 @@
 //!   nothing cannot keep out other clients.
 
 use block::conditions::{ConditionKind, Conditions, Report};
+use block::env::Clock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Places beyond the configured ones for the unix socket and the kernel's devices. Chosen by hand:
 /// a few clients, or one device with all its connections.
@@ -130,17 +130,18 @@ pub(crate) struct Refusals {
     listener: String,
     count: u64,
     newest: Option<Instant>,
+    clock: Arc<dyn Clock>,
 }
 
 impl Refusals {
-    pub(crate) fn new(conditions: Conditions, listener: String) -> Refusals {
-        Refusals { conditions, listener, count: 0, newest: None }
+    pub(crate) fn new(conditions: Conditions, listener: String, clock: Arc<dyn Clock>) -> Refusals {
+        Refusals { conditions, listener, count: 0, newest: None, clock }
     }
 
     /// Records a refused connection, with its cause and the remedy.
     pub(crate) fn add(&mut self, why: &str, remedy: &str) {
         self.count += 1;
-        self.newest = Some(Instant::now());
+        self.newest = Some(self.clock.now());
         let what = format!(
             "connections to {} are refused ({} since the start of the daemon): {why}",
             self.listener, self.count
@@ -151,10 +152,16 @@ impl Refusals {
 
     /// Resolves when the condition has ended.
     pub(crate) async fn over(&self) {
-        match self.newest {
-            Some(newest) => tokio::time::sleep_until(newest + REFUSALS_OVER).await,
+        match self.left() {
+            Some(left) => tokio::time::sleep(left).await,
             None => std::future::pending().await,
         }
+    }
+
+    /// Returns the time until the condition ends; `None` if it is not raised.
+    fn left(&self) -> Option<Duration> {
+        let end = self.newest? + REFUSALS_OVER;
+        Some(end.saturating_duration_since(self.clock.now()))
     }
 
     /// Clears the condition.
@@ -173,6 +180,7 @@ impl Drop for Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::env::ManualClock;
 
     #[test]
     fn local_clients_and_the_kernel_have_places_when_others_have_taken_theirs() {
@@ -207,16 +215,23 @@ mod tests {
         assert!(Negotiations::new(1).begin().is_some());
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn refusals_are_a_condition_until_there_is_none_for_a_while() {
         let conditions = Conditions::default();
-        let mut refusals = Refusals::new(conditions.clone(), "here".to_owned());
+        let clock = ManualClock::new();
+        let here = "here".to_owned();
+        let mut refusals = Refusals::new(conditions.clone(), here, Arc::new(clock.clone()));
         let is_raised = || conditions.is_raised(ConditionKind::ConnectionsRefused, "here");
+        assert_eq!(refusals.left(), None);
         refusals.add("all places are taken", "close some");
+        clock.advance(REFUSALS_OVER / 2);
         refusals.add("all places are taken", "close some");
         assert!(is_raised());
+        clock.advance(REFUSALS_OVER - Duration::from_secs(1));
+        assert_eq!(refusals.left(), Some(Duration::from_secs(1)), "it counts from the newest one");
         assert!(conditions.list()[0].report.what.contains("(2 since"));
-        refusals.over().await;
+        clock.advance(Duration::from_secs(1));
+        refusals.over().await; // without a wait
         refusals.end();
         assert!(!is_raised());
         refusals.add("all places are taken", "close some");

@@ -20,6 +20,7 @@ use crate::session::{Counters, End, Session, SessionOptions};
 use crate::stream::{Inbox, Plain, Stream};
 use crate::tls::{self, TlsMode, TlsOptions};
 use block::Line as _;
+use block::env::{Clock, SystemClock};
 use block::{Conditions, Error, ErrorKind, Result};
 use std::io;
 use std::net::SocketAddr;
@@ -27,11 +28,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 
 /// Shortest `client_timeout`. Source: keep-alive options are whole seconds.
@@ -69,6 +69,8 @@ pub struct ServerOptions {
     pub can_resize: bool,
     /// The registry in which the server raises conditions.
     pub conditions: Conditions,
+    /// The clock of the server's deadlines. The timers that wait for them are those of the runtime.
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Default for ServerOptions {
@@ -88,6 +90,7 @@ impl Default for ServerOptions {
             access: Access::default(),
             can_resize: false,
             conditions: Conditions::default(),
+            clock: Arc::new(SystemClock),
         }
     }
 }
@@ -377,7 +380,8 @@ impl<E: Exports> Server<E> {
         let mut connections = JoinSet::new();
         let options = &self.shared.options;
         let negotiations = Negotiations::new(options.connection_count_max);
-        let mut refusals = Refusals::new(options.conditions.clone(), listener.name());
+        let mut refusals =
+            Refusals::new(options.conditions.clone(), listener.name(), Arc::clone(&options.clock));
         let deadline = loop {
             tokio::select! {
                 deadline = stopped(&mut stop) => break deadline,
@@ -414,7 +418,8 @@ impl<E: Exports> Server<E> {
                 report(ended);
             }
         };
-        if tokio::time::timeout_at(deadline, drain).await.is_err() {
+        let grace = grace_left(deadline, options.clock.now());
+        if tokio::time::timeout(grace, drain).await.is_err() {
             tracing::warn!(count = connections.len(), "close connections that did not finish");
             connections.shutdown().await;
         }
@@ -424,7 +429,7 @@ impl<E: Exports> Server<E> {
     /// Stops accepting connections and requests. Running requests have `grace` to finish. Does not
     /// wait: the futures of [`Server::serve`] end.
     pub fn stop(&self, grace: Duration) {
-        self.shared.stop.send_replace(Some(Instant::now() + grace));
+        self.shared.stop.send_replace(Some(self.shared.options.clock.now() + grace));
     }
 
     /// Returns the current counts.
@@ -623,12 +628,15 @@ impl<E: Exports> Server<E> {
     }
 }
 
-/// Resolves when the server stops; returns the end of the grace period.
-pub(crate) async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) -> Instant {
-    match stop.wait_for(Option::is_some).await {
-        Ok(deadline) => deadline.unwrap_or_else(Instant::now),
-        Err(_) => Instant::now(), // the server was dropped, which is a stop as well
-    }
+/// Resolves when the server stops; returns the end of the grace period, or `None` if the server was
+/// dropped, which is a stop without one.
+pub(crate) async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) -> Option<Instant> {
+    stop.wait_for(Option::is_some).await.ok().and_then(|deadline| *deadline)
+}
+
+/// Returns the rest of a grace period that ends at `deadline`.
+fn grace_left(deadline: Option<Instant>, now: Instant) -> Duration {
+    deadline.map_or(Duration::ZERO, |deadline| deadline.saturating_duration_since(now))
 }
 
 /// Whether descriptors or memory are short. Other errors concern a connection that has already
@@ -644,5 +652,33 @@ fn report(ended: std::result::Result<(), tokio::task::JoinError>) {
         && error.is_panic()
     {
         tracing::error!("a connection's task panicked: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::env::ManualClock;
+
+    #[tokio::test]
+    async fn grace_of_a_stop_runs_by_the_clock_of_the_server() {
+        let clock = ManualClock::new();
+        let sender = watch::Sender::new(None);
+        let mut stop = sender.subscribe();
+        sender.send_replace(Some(clock.now() + Duration::from_secs(10)));
+        let deadline = stopped(&mut stop).await;
+        clock.advance(Duration::from_secs(4));
+        assert_eq!(grace_left(deadline, clock.now()), Duration::from_secs(6));
+        clock.advance(Duration::from_secs(60));
+        assert_eq!(grace_left(deadline, clock.now()), Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn server_that_is_dropped_gives_no_grace() {
+        let sender = watch::Sender::new(None);
+        let mut stop = sender.subscribe();
+        drop(sender);
+        assert_eq!(stopped(&mut stop).await, None);
+        assert_eq!(grace_left(None, ManualClock::new().now()), Duration::ZERO);
     }
 }

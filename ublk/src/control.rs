@@ -6,6 +6,7 @@
 //! - A missing kernel feature is reported in one line, with its name and the remedy.
 
 use crate::abi::{self, Info, Params, command, feature};
+use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
@@ -149,7 +150,7 @@ impl Control {
                 Ok(()) => return Ok(()),
                 // Linux 6.12: an earlier process died between this command and the end of its recovery.
                 Err(Errno::INVAL) => return Ok(()),
-                Err(Errno::BUSY) if Instant::now() < until => {
+                Err(Errno::BUSY) if SystemClock.now() < until => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 Err(errno) => {
@@ -237,7 +238,7 @@ impl Control {
         unsafe { self.ring.submission().push(&entry).map_err(|_| Errno::BUSY)? };
         let limit = types::Timespec::from(COMMAND_WAIT);
         let args = types::SubmitArgs::new().timespec(&limit);
-        let until = Instant::now() + COMMAND_WAIT;
+        let until = SystemClock.now() + COMMAND_WAIT;
         loop {
             let waited = self.ring.submitter().submit_with_args(1, &args);
             let ended =
@@ -249,7 +250,7 @@ impl Control {
                 };
             }
             match waited.map_err(|error| Errno::from_io_error(&error)) {
-                Err(Some(Errno::INTR)) | Ok(_) if Instant::now() < until => {}
+                Err(Some(Errno::INTR)) | Ok(_) if SystemClock.now() < until => {}
                 Err(Some(Errno::TIME)) | Ok(_) => return Err(Errno::TIMEDOUT),
                 Err(errno) => return Err(errno.unwrap_or(Errno::IO)),
             }

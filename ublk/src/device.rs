@@ -14,6 +14,7 @@ use crate::planted::{goes_by_number, leaves_table_unread, removes_served};
 use crate::queue::{self, Counters, QueueArgs};
 use crate::table;
 use crate::wakes::Wakes;
+use block::env::{Clock, SystemClock};
 use block::units::SECTOR_BYTES;
 use block::{BlockDevice, Error, ErrorKind, Result};
 use rustix::fs::OFlags;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest wait for a device whose server is ending. Chosen by hand: a process with much memory
 /// takes a second or two to end.
@@ -119,7 +120,7 @@ fn numbers() -> Vec<u32> {
 /// `NotFound`: there is none with this number and cookie. `Busy`: a living process serves it.
 pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
     let mut control = Control::open()?;
-    let until = Instant::now() + END_WAIT;
+    let until = SystemClock.now() + END_WAIT;
     loop {
         let info = control.info(number)?;
         let is_meant = |info: &Info| cookie.is_none_or(|cookie| cookie == info.cookie);
@@ -130,7 +131,7 @@ pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
         if !is_served(&info) || removes_served() {
             break;
         }
-        if Instant::now() >= until {
+        if SystemClock.now() >= until {
             let what = format!(
                 "remove ublk device {number}: process {} serves it; detach it there",
                 info.server_pid
@@ -151,12 +152,12 @@ pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
 /// Those of the driver and of [`check`].
 pub fn is_waiting(number: u32) -> Result<bool> {
     let mut control = Control::open()?;
-    let until = Instant::now() + END_WAIT;
+    let until = SystemClock.now() + END_WAIT;
     loop {
         let Some(info) = control.info(number)? else { return Ok(false) };
         // The server may live in another process namespace, where only the driver sees it.
         let is_ending = info.state == state::LIVE && !is_alive(info.server_pid);
-        if !is_ending || Instant::now() >= until {
+        if !is_ending || SystemClock.now() >= until {
             return Ok(info.state == state::QUIESCED);
         }
         std::thread::sleep(POLL);
@@ -252,7 +253,7 @@ impl Device {
         options: &Options,
     ) -> Result<Option<Device>> {
         let mut control = Control::open()?;
-        let until = Instant::now() + RECOVERY_WAIT;
+        let until = SystemClock.now() + RECOVERY_WAIT;
         let info = loop {
             let Some(info) = control.info(number)?.filter(|info| info.cookie == options.cookie)
             else {
@@ -265,7 +266,7 @@ impl Device {
                     return Ok(None);
                 }
                 state::QUIESCED | state::FAIL_IO => break info,
-                _ if Instant::now() >= until => {
+                _ if SystemClock.now() >= until => {
                     let what = format!(
                         "take over ublk device {number}: process {} serves it still",
                         info.server_pid
@@ -461,8 +462,9 @@ impl Threads {
 
     fn leave(&mut self, grace: Duration) {
         self.threads.iter().for_each(|(wakes, _)| wakes.leave());
-        let until = Instant::now() + grace;
-        while Instant::now() < until && self.threads.iter().any(|(_, thread)| !thread.is_finished())
+        let until = SystemClock.now() + grace;
+        while SystemClock.now() < until
+            && self.threads.iter().any(|(_, thread)| !thread.is_finished())
         {
             std::thread::sleep(POLL);
         }
@@ -507,7 +509,7 @@ fn block_path(number: u32) -> PathBuf {
 fn open_node(number: u32) -> Result<File> {
     let path = PathBuf::from(format!("/dev/ublkc{number}"));
     wait_for(&path)?;
-    let until = Instant::now() + NODE_WAIT;
+    let until = SystemClock.now() + NODE_WAIT;
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).expect("a flag of open");
     loop {
         // None of its operations blocks. Without this flag, a ring would pass possibly blocking
@@ -518,7 +520,7 @@ fn open_node(number: u32) -> Result<File> {
             Ok(node) => return Ok(node),
             // udev may not have set the owner yet, and an earlier server's last file may still be
             // closing.
-            Err(error) if Instant::now() >= until => {
+            Err(error) if SystemClock.now() >= until => {
                 let what = format!("open {}", path.display());
                 return Err(Error::with_source(ErrorKind::Io, what, error));
             }
@@ -528,9 +530,9 @@ fn open_node(number: u32) -> Result<File> {
 }
 
 fn wait_for(path: &std::path::Path) -> Result<()> {
-    let until = Instant::now() + NODE_WAIT;
+    let until = SystemClock.now() + NODE_WAIT;
     while !path.exists() {
-        if Instant::now() >= until {
+        if SystemClock.now() >= until {
             let what = format!(
                 "wait for {}: the kernel has the device, but nothing makes its node; is /dev a \
                  devtmpfs, or udev running?",
@@ -573,9 +575,9 @@ mod tests {
         let own = i32::try_from(std::process::id()).unwrap();
         assert!(!is_served(&of(own, state::LIVE)), "what we have is ours to remove");
         other.kill().unwrap();
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = SystemClock.now() + Duration::from_secs(10);
         while is_served(&of(pid, state::LIVE)) {
-            assert!(Instant::now() < until, "a process that has ended does not serve");
+            assert!(SystemClock.now() < until, "a process that has ended does not serve");
             std::thread::sleep(POLL);
         }
         other.wait().unwrap();

@@ -8,6 +8,7 @@
 
 use super::driver::{self, Driver, Made};
 use super::siblings::{Group, Siblings};
+use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::future::Future;
@@ -48,7 +49,7 @@ const SETTLED: Duration = Duration::from_secs(5);
 const END_WAIT: Duration = Duration::from_secs(5);
 
 /// Tells connections to stop; the value is the end of their grace period.
-pub type Stop = watch::Receiver<Option<tokio::time::Instant>>;
+pub type Stop = watch::Receiver<Option<Instant>>;
 
 /// Answers the requests of a device.
 pub trait Backend: Send + Sync + 'static {
@@ -188,12 +189,13 @@ pub struct Device {
     number: u32,
     options: DeviceOptions,
     size_bytes: watch::Sender<u64>,
-    stop: watch::Sender<Option<tokio::time::Instant>>,
+    stop: watch::Sender<Option<Instant>>,
     is_ending: Arc<AtomicBool>,
     /// Start of service of each connection; `None` while it is not served.
     served: Arc<Mutex<Vec<Option<Instant>>>>,
     links: JoinSet<()>,
     runtime: Handle,
+    clock: Arc<dyn Clock>,
 }
 
 /// State that the connections of a device share.
@@ -204,6 +206,7 @@ struct Shared<B> {
     is_ending: Arc<AtomicBool>,
     served: Arc<Mutex<Vec<Option<Instant>>>>,
     group: Arc<Group>,
+    clock: Arc<dyn Clock>,
 }
 
 impl Device {
@@ -279,6 +282,7 @@ impl Device {
             served: Arc::new(Mutex::new(vec![None; usize::from(options.connection_count)])),
             links: JoinSet::new(),
             runtime,
+            clock: Arc::new(SystemClock),
         }
     }
 
@@ -290,6 +294,7 @@ impl Device {
             is_ending: self.is_ending.clone(),
             served: self.served.clone(),
             group: Group::new(self.options.connection_count),
+            clock: self.clock.clone(),
         })
     }
 
@@ -331,7 +336,7 @@ impl Device {
     fn keep_size(&self) {
         let (number, identifier) = (self.number, self.options.identifier.clone());
         let (mut sizes, is_ending) = (self.size_bytes.subscribe(), self.is_ending.clone());
-        let served = self.served.clone();
+        let (served, clock) = (self.served.clone(), self.clock.clone());
         self.runtime.spawn(async move {
             loop {
                 // The size may change again meanwhile.
@@ -339,7 +344,7 @@ impl Device {
                     if is_ending.load(Ordering::Relaxed) {
                         return;
                     }
-                    let is_settled = is_settled(&served);
+                    let is_settled = is_settled(&served.lock(), clock.now());
                     if is_settled && is_idle(number) {
                         break;
                     }
@@ -427,7 +432,7 @@ impl Device {
     /// next process gets the unanswered requests.
     pub fn leave(mut self, grace: Duration) {
         self.is_ending.store(true, Ordering::Relaxed);
-        self.stop.send_replace(Some(tokio::time::Instant::now() + grace));
+        self.stop.send_replace(Some(self.clock.now() + grace));
         self.join(grace + Duration::from_secs(1)); // the closing of connections takes a moment
     }
 
@@ -439,7 +444,7 @@ impl Device {
         self.is_ending.store(true, Ordering::Relaxed);
         // End the connections first: the driver, and with it all of netlink, would wait for a
         // connection that reads nothing. None may be replaced after this.
-        self.stop.send_replace(Some(tokio::time::Instant::now() + END_WAIT));
+        self.stop.send_replace(Some(self.clock.now() + END_WAIT));
         self.join(END_WAIT + Duration::from_secs(1));
         // Another program may have ended the device, and made another one with its number.
         if driver::identifier_of(self.number).as_deref() == Some(&self.options.identifier) {
@@ -461,8 +466,8 @@ impl Device {
 }
 
 /// Whether every connection has existed for a while.
-fn is_settled(served: &Mutex<Vec<Option<Instant>>>) -> bool {
-    served.lock().iter().all(|since| since.is_some_and(|since| since.elapsed() >= SETTLED))
+fn is_settled(served: &[Option<Instant>], now: Instant) -> bool {
+    served.iter().all(|since| since.is_some_and(|since| now - since >= SETTLED))
 }
 
 fn is_idle(number: u32) -> bool {
@@ -495,7 +500,7 @@ async fn link<B: Backend>(
     let (mut delay, mut failure_count) = (delay_min, 0u64);
     let device = driver::block_path(shared.number);
     loop {
-        let begun = Instant::now();
+        let begun = shared.clock.now();
         let connected = match first.take() {
             Some(connected) => Ok(connected),
             None => reconnect(&shared, index).await,
@@ -508,7 +513,7 @@ async fn link<B: Backend>(
                 failure_count = 0;
                 match shared.group.join(index, &stream) {
                     Ok(siblings) => {
-                        shared.served.lock()[usize::from(index)] = Some(Instant::now());
+                        shared.served.lock()[usize::from(index)] = Some(shared.clock.now());
                         let serving =
                             shared.backend.serve(connection, stream, siblings, stop.clone());
                         // A panic loses the connection, as an error does, and the connection is
@@ -544,7 +549,7 @@ async fn link<B: Backend>(
         if shared.is_ending.load(Ordering::Relaxed) {
             return;
         }
-        if begun.elapsed() > delay_max {
+        if shared.clock.now() - begun > delay_max {
             delay = delay_min;
         }
         // The kernel needs a moment to see that a connection has ended. It closes at once a
@@ -642,6 +647,7 @@ fn statistics_of(text: &str) -> Statistics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::env::ManualClock;
 
     #[test]
     fn options_that_the_kernel_would_bend_are_refused() {
@@ -664,6 +670,19 @@ mod tests {
         ] {
             assert_eq!(check_options(&bad).unwrap_err().kind(), ErrorKind::Invalid, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn connections_are_settled_once_the_youngest_has_existed_for_a_while() {
+        let clock = ManualClock::new();
+        let mut served = vec![Some(clock.now()), None];
+        clock.advance(SETTLED);
+        assert!(!is_settled(&served, clock.now()), "one is not served");
+        served[1] = Some(clock.now());
+        clock.advance(SETTLED / 2);
+        assert!(!is_settled(&served, clock.now()));
+        clock.advance(SETTLED / 2);
+        assert!(is_settled(&served, clock.now()));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //!   number may meanwhile belong to another device.
 
 use super::netlink::{self, Answer, Request, attribute, command, control};
+use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use rustix::io::Errno;
 use rustix::net::netlink::{GENERIC, SocketAddrNetlink};
@@ -15,7 +16,7 @@ use rustix::net::{
 };
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SYS_BLOCK: &str = "/sys/block";
 /// Longest wait for an answer. Chosen by hand: a disconnect waits for replies in flight.
@@ -171,10 +172,10 @@ impl Driver {
     ) -> std::result::Result<Option<T>, Failure> {
         let message = request.finish();
         send(&self.socket, &message, SendFlags::empty()).map_err(Failure::Errno)?;
-        let until = Instant::now() + ANSWER_WAIT;
+        let until = SystemClock.now() + ANSWER_WAIT;
         let mut buffer = vec![0; ANSWER_BYTES_MAX];
         let mut taken = None;
-        while Instant::now() < until {
+        while SystemClock.now() < until {
             let length = match recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {
                 Ok((length, _)) => length,
                 Err(Errno::INTR) => continue,
