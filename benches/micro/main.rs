@@ -7,6 +7,7 @@
 //! Invariants:
 //! - Data compresses about as well as that of a database, and no two parts are equal.
 //! - Only the log touches a disk: the store is in memory, so that only spindle's own cost counts.
+#![expect(clippy::disallowed_methods, reason = "it measures real time")]
 
 mod destage;
 mod frames;

@@ -7,6 +7,7 @@
 //!   disagree about what they mean.
 //! - No text makes these functions panic or wrap.
 
+use crate::env::{Clock, SystemClock};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -208,9 +209,7 @@ impl fmt::Display for Span {
 /// Seconds since 1970-01-01 UTC by this machine's clock, which may jump (see `ProvenClock` in the daemon).
 #[must_use]
 pub fn unix_seconds_now() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |elapsed| elapsed.as_secs())
+    SystemClock.wall().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
 
 /// Formats seconds since 1970 like `2026-11-21 10:15:37 UTC`. Dates past the year 9999 print as

@@ -2,6 +2,10 @@
 //!
 //! Invariants:
 //! - A test that lacks something on this machine says so and is counted as skipped.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "real processes and sockets are tested in real time"
+)]
 
 mod clients;
 mod clones;

@@ -4,6 +4,10 @@
 //! Invariants:
 //! - Nothing here depends on the packages under test, as the tests check their claims.
 //! - Everything that is started here ends with the test, even when the test fails.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "real processes and sockets are tested in real time"
+)]
 
 pub mod azurite;
 pub mod bucket;

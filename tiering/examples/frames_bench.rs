@@ -5,6 +5,7 @@
 //!
 //! DIR is the place of the cache file and the store (default: a temporary directory; to measure a
 //! disk, name a directory on it).
+#![expect(clippy::disallowed_methods, reason = "it measures real time")]
 
 use block::Epoch;
 use block::seal::{Algorithm, PoolKey};

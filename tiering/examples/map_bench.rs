@@ -4,6 +4,7 @@
 //! Prints nanoseconds per lookup and per update of the map. For destage it prints MiB/s, and CPU
 //! time and elapsed time in microseconds per 4 KiB block, for random and for sequential data. The
 //! store is in memory, so that only the cost of this crate is counted.
+#![expect(clippy::disallowed_methods, reason = "it measures real time")]
 
 use block::seal::PoolKey;
 use block::{Epoch, Lsn, Result, VolumeId};

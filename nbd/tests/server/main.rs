@@ -3,6 +3,10 @@
 //! Invariants:
 //! - Only free ports and temporary directories are used. A test that hangs fails at the client's
 //!   time limit.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "real processes and sockets are tested in real time"
+)]
 
 mod client;
 mod encryption;

@@ -1,5 +1,8 @@
 //! The log over real files: durability after a dropped process, an orderly close and damage.
-#![expect(clippy::disallowed_methods, reason = "the log of these tests runs on real files in real time")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "the log of these tests runs on real files in real time"
+)]
 
 use block::seal::{KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
