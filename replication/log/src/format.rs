@@ -1,5 +1,5 @@
 //! The bytes of the write log: ring file header, batch header, entry table, count of files, state,
-//! side files. Pure functions without I/O and clock; the only cipher state is a derived key.
+//! spill files. Pure functions without I/O and clock; the only cipher state is a derived key.
 //!
 //! Invariants:
 //! - Decoders take any bytes and never panic; they accept only bytes that the encoders could have
@@ -20,7 +20,7 @@ pub(crate) mod entry;
 pub(crate) mod file;
 mod header;
 pub(crate) mod made;
-pub(crate) mod side;
+pub(crate) mod spill;
 pub(crate) mod state;
 pub(crate) mod succession;
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! holds.
 //!
 //! Invariants:
-//! - An acknowledged entry survives the death of the process; a flushed entry also survives a loss
+//! - An acknowledged entry survives a crash of the process; a flushed entry also survives a loss
 //!   of power.
 //! - The overlay shows the acknowledged entries, in log order, and never a part of an entry.
 //! - The state machine (`core.rs`) does no I/O itself. Threads and the simulation in the tests step

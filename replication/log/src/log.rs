@@ -8,14 +8,14 @@
 mod append;
 mod noting;
 mod opening;
-mod sides;
+mod spilling;
 mod status;
 mod thread;
 mod waiting;
 
 pub use self::noting::LogNotes;
 use self::noting::Noted;
-pub use self::sides::{ObsoleteSides, SideChange, SidePart};
+pub use self::spilling::{ObsoleteSides, SideChange, SidePart};
 pub use self::status::{LogStatus, RingSpace};
 use self::thread::{FailOnPanic, LogThread};
 use self::waiting::Reached;
@@ -28,7 +28,7 @@ use crate::planted::Planted;
 use crate::ring::core::{self, Core, extents_to_freeze};
 use crate::ring::drive::{Left, StepLock, Stepped};
 use crate::ring::queue::closed;
-use crate::ring::shared::{Shared, Target};
+use crate::ring::shared_ring::{SharedRing, Target};
 use crate::throttle::gate::{Release, ThrottleGate};
 use block::env::{Clock, Disk, DiskReader, Random};
 use block::seal::PoolKey;
@@ -45,7 +45,7 @@ struct DrivenCore {
 
 /// The parts of an open log that its handles share.
 struct LogInner {
-    shared: Shared,
+    shared: SharedRing,
     driven: StepLock<DrivenCore>,
     gate: ThrottleGate,
     planted: Planted,
@@ -117,7 +117,7 @@ impl Log {
         }
     }
 
-    /// Sets the volumes that have a living snapshot at `lsn`; the list may be empty. Side files of
+    /// Sets the volumes that have a living snapshot at `lsn`; the list may be empty. Spill files of
     /// these volumes do not join data from before `lsn` with data from after it. Until this is
     /// called, an entry about snapshots counts for all volumes.
     pub fn set_snapshots(&self, lsn: Lsn, volumes: Vec<VolumeId>) {
@@ -171,10 +171,10 @@ impl Log {
     /// Panics if it is not the oldest.
     pub fn release(&self, generation: &Arc<Generation>) {
         let obsolete = self.release_with(generation, Vec::new());
-        assert!(obsolete.0.is_empty(), "side files change only by a change");
+        assert!(obsolete.0.is_empty(), "spill files change only by a change");
     }
 
-    /// Like [`Log::release`], once the data tier's metadata also durably names the side files of
+    /// Like [`Log::release`], once the data tier's metadata also durably names the spill files of
     /// `changes`, which replace the generation's data of their volumes. Returns the files that
     /// nothing names any more, for [`Log::remove_sides`].
     pub fn release_with(
@@ -197,7 +197,7 @@ impl Log {
                 is_last: inner.shared.overlay.next_frozen().is_none(),
             });
         }
-        inner.shared.tell_changed();
+        inner.shared.notify_changed();
         inner.drive();
         obsolete
     }
@@ -290,7 +290,7 @@ impl LogInner {
         self.drive_patiently(0);
     }
 
-    /// Like [`LogInner::drive`], but waits for at most `patience` direct writes to a quick device.
+    /// Like [`LogInner::drive`], but waits for at most `patience` direct writes to a fast device.
     /// Appends pass one, which is usually their own write.
     fn drive_patiently(&self, mut patience: u32) {
         let left = self.driven.step(&self.shared.dirty, |DrivenCore { core, disk }| {

@@ -219,7 +219,7 @@ pub(crate) fn batch_bytes(entry_count: usize, sealed_payload_bytes: usize) -> us
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// The writes of this entry and of every earlier one to the log file have completed: safe if
-    /// the process dies.
+    /// the process crashes.
     Written,
     /// The entry is also on stable storage: safe if the machine loses power.
     Durable,

@@ -6,8 +6,8 @@
 //!   oldest first, so the data tier always holds a prefix of the log.
 //! - A newer generation hides an older one; a generation leaves only when it is destaged durably.
 //! - An entry about snapshots is the last one of its generation, so everything that a snapshot
-//!   shows is in generations and side layers that end at or before that entry.
-//! - Below all generations are the side layers of volumes that could not be destaged, newer layers
+//!   shows is in generations and spill layers that end at or before that entry.
+//! - Below all generations are the spill layers of volumes that could not be destaged, newer layers
 //!   above older ones. They change together with the generation that leaves, or on their own once
 //!   the data tier has taken them in.
 
@@ -31,15 +31,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Maximum number of side files of one volume. Chosen by hand: a lookup that ends below them costs
+/// Maximum number of spill files of one volume. Chosen by hand: a lookup that ends below them costs
 /// a few microseconds.
-const SIDE_FILES_MAX: usize = 64;
+const SPILL_FILES_MAX: usize = 64;
 /// Lower limit of that maximum, however many volumes there are. Chosen by hand.
-const SIDE_FILES_MIN: usize = 4;
-/// Maximum number of side files of all volumes together, as long as each may have
-/// [`SIDE_FILES_MIN`]. Chosen by hand: an eighth of the open files that most systems allow a
+const SPILL_FILES_MIN: usize = 4;
+/// Maximum number of spill files of all volumes together, as long as each may have
+/// [`SPILL_FILES_MIN`]. Chosen by hand: an eighth of the open files that most systems allow a
 /// service.
-const SIDE_FILES_OF_ALL: usize = 1024;
+const SPILL_FILES_OF_ALL: usize = 1024;
 
 /// Buffer memory for payloads in flight, in addition to the payloads that the overlay keeps;
 /// otherwise every payload of a full overlay would need fresh memory. Front ends hold it for their
@@ -55,7 +55,7 @@ pub struct Generation {
     records: HashMap<VolumeId, Bytes>,
     snapshots: Option<Bytes>,
     weight: Weight,
-    /// Log position (bytes over all laps) after its last batch.
+    /// Log position (bytes over all wraps) after its last batch.
     pub(crate) end_position: u64,
     /// Bytes of log that it used.
     pub(crate) log_bytes: u64,
@@ -135,21 +135,21 @@ impl Generation {
     }
 }
 
-/// A volume and its side layers, oldest first.
+/// A volume and its spill layers, oldest first.
 pub(crate) type LayersOf = (VolumeId, Vec<Arc<SideLayer>>);
 
-/// The side layers of each volume that has any, oldest first.
-pub(crate) type Sides = HashMap<VolumeId, Vec<Arc<SideLayer>>>;
+/// The spill layers of each volume that has any, oldest first.
+pub(crate) type SpillLayers = HashMap<VolumeId, Vec<Arc<SideLayer>>>;
 
 #[derive(Debug)]
 struct Stack {
     frozen: VecDeque<Arc<Generation>>,
     active: Generation,
-    sides: Sides,
+    spills: SpillLayers,
     /// Sum over the frozen generations.
     frozen_weight: Weight,
     /// LSNs of living snapshots with their volumes. An empty list means that the volumes are
-    /// unknown and counts for all. No side layer of these volumes may show data from both sides of
+    /// unknown and counts for all. No spill layer of these volumes may show data from both sides of
     /// a snapshot.
     snapshots: BTreeMap<Lsn, Vec<VolumeId>>,
 }
@@ -171,7 +171,7 @@ impl Stack {
         }
     }
 
-    /// Returns the volume's extents in the newest generation or side layer at or below `depth` that
+    /// Returns the volume's extents in the newest generation or spill layer at or below `depth` that
     /// has any.
     fn next_with(&self, volume: VolumeId, mut depth: usize) -> Option<(usize, &ExtentMap)> {
         while let Some(generation) = self.newest_first(depth) {
@@ -180,21 +180,21 @@ impl Stack {
             }
             depth += 1;
         }
-        let layers = self.sides.get(&volume)?;
-        // The newest side layer is right below the oldest generation.
+        let layers = self.spills.get(&volume)?;
+        // The newest spill layer is right below the oldest generation.
         let below = depth - (self.frozen.len() + 1);
         let layer = layers.len().checked_sub(below + 1).map(|index| &layers[index])?;
         Some((depth, &layer.extents))
     }
 
-    /// Counts the newest generations and side layers of the volume that have entries after `at`.
+    /// Counts the newest generations and spill layers of the volume that have entries after `at`.
     fn depth_of(&self, volume: VolumeId, at: Lsn) -> usize {
         let is_newer = |generation: &Generation| generation.last_lsn > at;
         let generations = (0..).map_while(|depth| self.newest_first(depth));
         // The active generation counts as newer whatever it holds.
         let newer = generations.skip(1).take_while(|generation| is_newer(generation)).count() + 1;
-        let sides = self.sides.get(&volume).map_or(&[][..], Vec::as_slice);
-        newer + sides.iter().filter(|layer| layer.id().last_lsn > at).count()
+        let spills = self.spills.get(&volume).map_or(&[][..], Vec::as_slice);
+        newer + spills.iter().filter(|layer| layer.id().last_lsn > at).count()
     }
 
     /// Freezes the active generation if it has any entry.
@@ -232,9 +232,9 @@ impl Stack {
     }
 }
 
-fn change(sides: &mut Sides, changes: Vec<LayersOf>) -> Vec<Vec<Arc<SideLayer>>> {
+fn change(spills: &mut SpillLayers, changes: Vec<LayersOf>) -> Vec<Vec<Arc<SideLayer>>> {
     let replace = |(volume, layers): LayersOf| {
-        if layers.is_empty() { sides.remove(&volume) } else { sides.insert(volume, layers) }
+        if layers.is_empty() { spills.remove(&volume) } else { spills.insert(volume, layers) }
     };
     changes.into_iter().filter_map(replace).collect()
 }
@@ -244,11 +244,11 @@ fn change(sides: &mut Sides, changes: Vec<LayersOf>) -> Vec<Vec<Arc<SideLayer>>>
 pub struct VolumeWeight {
     /// Bytes of payload in the ring.
     pub log_bytes: u64,
-    /// Bytes of payload in side files.
+    /// Bytes of payload in spill files.
     pub side_bytes: u64,
-    /// Number of side files.
+    /// Number of spill files.
     pub side_file_count: u64,
-    /// Extents, in the ring and in side files.
+    /// Extents, in the ring and in spill files.
     pub extent_count: u64,
     /// Extents in the ring.
     pub log_extent_count: u64,
@@ -263,8 +263,8 @@ pub(crate) struct OverlayStatus {
     pub(crate) frozen_count: u64,
     /// Time of the oldest entry in the ring.
     pub(crate) since: Option<Instant>,
-    /// Time of the oldest entry in side files.
-    pub(crate) side_since: Option<Instant>,
+    /// Time of the oldest entry in spill files.
+    pub(crate) spill_since: Option<Instant>,
 }
 
 /// An entry on its way into the overlay, with the place of its payload in the log.
@@ -305,7 +305,7 @@ pub(crate) struct Inserted {
     pub(crate) is_frozen: bool,
 }
 
-/// The stack of generations and side layers. Lookups run in parallel with each other and with the
+/// The stack of generations and spill layers. Lookups run in parallel with each other and with the
 /// log's I/O.
 #[derive(Debug)]
 pub struct Overlay {
@@ -324,7 +324,7 @@ impl Overlay {
         let stack = Stack {
             frozen: VecDeque::new(),
             active,
-            sides: Sides::new(),
+            spills: SpillLayers::new(),
             frozen_weight: Weight::default(),
             snapshots: BTreeMap::new(),
         };
@@ -408,7 +408,7 @@ impl Overlay {
                 }
             }
         }
-        for layer in stack.sides.get(&volume).into_iter().flatten() {
+        for layer in stack.spills.get(&volume).into_iter().flatten() {
             found.extent_count += layer.weight.extent_count;
             found.side_bytes += layer.weight.payload_bytes;
             found.side_file_count += 1;
@@ -416,33 +416,33 @@ impl Overlay {
         found
     }
 
-    /// Returns the number of side files of the volume.
+    /// Returns the number of spill files of the volume.
     #[must_use]
     pub fn side_file_count(&self, volume: VolumeId) -> usize {
-        self.stack.read().sides.get(&volume).map_or(0, Vec::len)
+        self.stack.read().spills.get(&volume).map_or(0, Vec::len)
     }
 
-    /// Returns the maximum number of side files for the volume: each is an open file, so the more
-    /// volumes are aside, the fewer files each may have.
-    pub(crate) fn side_files_max(&self, volume: VolumeId) -> usize {
+    /// Returns the maximum number of spill files for the volume: each is an open file, so the more
+    /// volumes are stalled, the fewer files each may have.
+    pub(crate) fn spill_files_max(&self, volume: VolumeId) -> usize {
         let stack = self.stack.read();
-        let others = stack.sides.keys().filter(|other| **other != volume).count();
-        (SIDE_FILES_OF_ALL / (others + 1)).clamp(SIDE_FILES_MIN, SIDE_FILES_MAX)
+        let others = stack.spills.keys().filter(|other| **other != volume).count();
+        (SPILL_FILES_OF_ALL / (others + 1)).clamp(SPILL_FILES_MIN, SPILL_FILES_MAX)
     }
 
-    /// Returns the volume's side layers, oldest first.
-    pub(crate) fn sides_of(&self, volume: VolumeId) -> Vec<Arc<SideLayer>> {
-        self.stack.read().sides.get(&volume).cloned().unwrap_or_default()
+    /// Returns the volume's spill layers, oldest first.
+    pub(crate) fn spill_layers_of(&self, volume: VolumeId) -> Vec<Arc<SideLayer>> {
+        self.stack.read().spills.get(&volume).cloned().unwrap_or_default()
     }
 
-    /// Installs the side layers found when the log was opened.
-    pub(crate) fn set_sides(&self, sides: Sides) {
-        self.stack.write().sides = sides;
+    /// Installs the spill layers found when the log was opened.
+    pub(crate) fn set_spill_layers(&self, spills: SpillLayers) {
+        self.stack.write().spills = spills;
     }
 
-    /// Replaces the side layers of volumes; an empty list removes the volume.
-    pub(crate) fn change_sides(&self, changes: Vec<LayersOf>) {
-        let before = change(&mut self.stack.write().sides, changes);
+    /// Replaces the spill layers of volumes; an empty list removes the volume.
+    pub(crate) fn change_spill_layers(&self, changes: Vec<LayersOf>) {
+        let before = change(&mut self.stack.write().spills, changes);
         drop(before); // many small frees, so outside of the lock
     }
 
@@ -547,11 +547,11 @@ impl Overlay {
         self.stack.read().frozen.front().cloned()
     }
 
-    /// Drops the oldest frozen generation, which must be this one, and changes side layers in the
+    /// Drops the oldest frozen generation, which must be this one, and changes spill layers in the
     /// same instant: they hold the generation's data that the data tier does not have.
     pub(crate) fn release(&self, generation: &Arc<Generation>, changes: Vec<LayersOf>) {
         let mut stack = self.stack.write();
-        let before = change(&mut stack.sides, changes);
+        let before = change(&mut stack.spills, changes);
         let oldest = stack.frozen.front().expect("release: nothing is frozen");
         assert!(Arc::ptr_eq(oldest, generation), "release: generations go oldest first");
         let oldest = stack.frozen.pop_front();
@@ -579,7 +579,7 @@ impl Overlay {
             undestaged_bytes: stack.frozen_weight.payload_bytes + stack.active.weight.payload_bytes,
             frozen_count: u64::try_from(stack.frozen.len()).expect("64 bits"),
             since,
-            side_since: stack.sides.values().flatten().filter_map(|layer| layer.since).min(),
+            spill_since: stack.spills.values().flatten().filter_map(|layer| layer.since).min(),
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Planted {
     pub(crate) tail_not_rewritten: bool,
     /// A generation continues after a snapshot.
     pub(crate) snapshot_not_frozen: bool,
-    /// A side file joins data from both sides of a snapshot.
+    /// A spill file joins data from both sides of a snapshot.
     pub(crate) sides_joined: bool,
     /// The batch with the highest number counts as the newest, whatever it follows.
     pub(crate) newest_by_sequence: bool,

@@ -17,6 +17,6 @@ pub(crate) mod queue;
 pub(crate) mod reads;
 pub(crate) mod recovery;
 pub(crate) mod scan;
-pub(crate) mod shared;
+pub(crate) mod shared_ring;
 pub(crate) mod tail;
 pub(crate) mod walk;

@@ -8,8 +8,8 @@ mod disk;
 mod tests;
 mod world;
 
-use crate::overlay::spill_resident::SideBytes;
-use crate::spill::SideSink;
+use crate::overlay::spill_resident::SpillBytes;
+use crate::spill::SpillSink;
 use block::env::Random;
 use parking_lot::Mutex;
 use std::io;
@@ -47,12 +47,12 @@ impl Rng {
     }
 }
 
-/// A side file in memory. It is durable as soon as it is written, like the real one once it has its
+/// A spill file in memory. It is durable as soon as it is written, like the real one once it has its
 /// name.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct SimSide(pub(crate) Arc<Mutex<Vec<u8>>>);
+pub(crate) struct SimSpill(pub(crate) Arc<Mutex<Vec<u8>>>);
 
-impl SideSink for SimSide {
+impl SpillSink for SimSpill {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let (mut held, at) = (self.0.lock(), offset as usize);
         let len = held.len().max(at + bytes.len());
@@ -62,7 +62,7 @@ impl SideSink for SimSide {
     }
 }
 
-impl SideBytes for SimSide {
+impl SpillBytes for SimSpill {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let (held, at) = (self.0.lock(), offset as usize);
         let found = held.get(at..at + buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_gate_is_closed_all_wait_and_what_they_owe_is_paid_by_the_next() {
+    fn writers_wait_at_a_closed_gate_and_the_next_one_pays_their_debt() {
         let mut throttle = Throttle::new(50, MIB);
         let Hold::Close { delay_ns } = throttle.admit(MIB, 0.75, || 0) else {
             panic!("it is too much")
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_owed_is_forgotten_once_there_is_room() {
+    fn debt_is_dropped_once_there_is_room() {
         let mut throttle = Throttle::new(50, MIB);
         assert!(matches!(throttle.admit(4 * MIB, 0.75, || 0), Hold::Close { .. }));
         assert_eq!(throttle.admit(64 * MIB, 0.75, || 0), Hold::Wait);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_release_says_little_of_the_rate_and_a_whole_one_much() {
+    fn release_counts_for_the_rate_in_proportion_to_its_size() {
         let rate_after = |share| {
             let mut throttle = Throttle::new(50, 128 * MIB);
             for n in 0..5 {

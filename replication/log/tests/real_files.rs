@@ -105,7 +105,7 @@ async fn where_each_write_is_flushed_the_sync_starts_with_the_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_is_there_after_a_drop_and_after_a_close() {
+async fn acknowledged_entries_survive_a_drop_and_a_close() {
     for io_mode in [IoMode::Buffered, IoMode::Direct] {
         let dir = tempfile::tempdir_in(".").unwrap();
         let open = |destaged| {
@@ -146,12 +146,12 @@ async fn many_laps_with_destage_and_a_dropped_process_keep_every_entry() {
     let mut destaged = 0;
     let mut expected = std::collections::HashMap::new();
     let mut fill = 0u8;
-    for life in 1..=6u64 {
-        let (log, recovery) = open(dir.path(), life, destaged);
+    for run in 1..=6u64 {
+        let (log, recovery) = open(dir.path(), run, destaged);
         assert_eq!(recovery.entry_count, recovery.last_lsn.0 - destaged);
         for (&sector, &(lsn, value)) in &expected {
             if lsn > destaged {
-                assert_eq!(contents(&log, sector).await, Some(value), "life {life} at {sector}");
+                assert_eq!(contents(&log, sector).await, Some(value), "run {run} at {sector}");
             }
         }
         for n in 0..1500u64 {
@@ -166,7 +166,7 @@ async fn many_laps_with_destage_and_a_dropped_process_keep_every_entry() {
                 log.release(&generation);
             }
         }
-        if life % 2 == 0 {
+        if run % 2 == 0 {
             log.close().unwrap();
         }
     }
@@ -240,7 +240,7 @@ async fn refusals_are_distinct() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn damage_below_what_was_flushed_is_refused_and_names_the_place() {
+async fn damage_below_the_durable_lsn_is_refused_and_names_the_place() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let (log, _) = open(dir.path(), 1, 0);
     for n in 0..20 {
@@ -316,7 +316,7 @@ async fn a_missing_file_of_the_ring_is_missed_the_newest_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_ends_below_what_is_destaged_is_refused() {
+async fn log_that_ends_below_the_destaged_lsn_is_refused() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let (log, _) = open(dir.path(), 1, 0);
     log.append(write(0, 1, 8), Wait::Durable).await.unwrap();
@@ -527,7 +527,7 @@ async fn child(dir: &Path, io_mode: IoMode) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_process_acknowledged_is_there() {
+async fn entries_acknowledged_before_a_kill_are_there() {
     use std::io::{BufRead, BufReader};
     let io_modes = [IoMode::Buffered, IoMode::Direct];
     if let Ok(dir) = std::env::var("LOG_CHILD_DIR") {
@@ -538,7 +538,7 @@ async fn what_a_killed_process_acknowledged_is_there() {
     let mut acked = 0;
     for (kill_after, io_mode) in [1, 40, 90, 7, 60, 120].into_iter().zip(io_modes.iter().cycle()) {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args(["what_a_killed_process_acknowledged_is_there", "--exact", "--nocapture"]);
+        child.args(["entries_acknowledged_before_a_kill_are_there", "--exact", "--nocapture"]);
         child.env("LOG_CHILD_DIR", dir.path());
         if *io_mode == IoMode::Direct {
             child.env("LOG_CHILD_DIRECT", "");
@@ -581,7 +581,7 @@ fn backdate(dir: &Path, age: Duration) {
 const HOUR: Duration = Duration::from_secs(3600);
 
 #[tokio::test]
-async fn what_was_recovered_is_as_old_as_its_log_file() {
+async fn recovered_entry_is_as_old_as_its_log_file() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let (log, _) = open(dir.path(), 1, 0);
     assert_eq!(log.status().oldest_undestaged_age, None);
@@ -615,7 +615,7 @@ async fn what_was_recovered_is_as_old_as_its_log_file() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_in_side_files_keeps_its_age() {
+async fn spilled_data_keeps_its_age() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let (log, _) = open(dir.path(), 1, 0);
     log.append(write(0, 1, 8), Wait::Durable).await.unwrap();

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - The caller of [`Disk::submit`] executes buffered writes itself: a copy into the page cache is
-//!   faster than any hand-over. It also executes direct writes on a quick device ([`Quickness`]),
+//!   faster than any hand-over. It also executes direct writes on a fast device ([`WriteLatency`]),
 //!   up to the number set by [`FileDisk::wait_for`]. Other direct writes, syncs and the making of
 //!   files have a thread each, so a sync never delays a write.
 //! - A file with its final name is whole and on stable storage, header included, and its blocks are
@@ -11,7 +11,7 @@
 //!   noticed, even one of the newest.
 //! - The directory is locked, so only one process uses it.
 
-use crate::disk::write_latency::{self, Quickness};
+use crate::disk::write_latency::{self, WriteLatency};
 use crate::format::made;
 use crate::options::IoMode;
 use block::env::{Clock, Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
@@ -71,7 +71,7 @@ struct Files {
     /// The count in `ring.made`; `None` if it does not exist.
     made_count: Mutex<Option<u32>>,
     /// Speed of direct writes.
-    quickness: Quickness,
+    write_latency: WriteLatency,
     clock: Arc<dyn Clock>,
 }
 
@@ -111,7 +111,7 @@ impl FileDisk {
             arrived: Condvar::new(),
             notify: RwLock::default(),
             made_count: Mutex::new(made_count),
-            quickness: Quickness::default(),
+            write_latency: WriteLatency::default(),
             clock,
         });
         files.open_all().map_err(|e| io("open the files of log directory", e))?;
@@ -144,7 +144,7 @@ impl FileDisk {
         *self.files.notify.write() = Some(notify);
     }
 
-    /// Sets how many direct writes to a quick device [`Disk::submit`] executes itself from now on;
+    /// Sets how many direct writes to a fast device [`Disk::submit`] executes itself from now on;
     /// returns how many were left of the previous number.
     pub(crate) fn wait_for(&mut self, count: u32) -> u32 {
         std::mem::replace(&mut self.patience, count)
@@ -157,7 +157,7 @@ impl FileDisk {
             return true;
         }
         let is_short = buffer.len() <= write_latency::BYTES_MAX;
-        let is_waited_for = self.patience > 0 && is_short && self.files.quickness.is_quick();
+        let is_waited_for = self.patience > 0 && is_short && self.files.write_latency.is_fast();
         self.patience -= u32::from(is_waited_for);
         is_waited_for
     }
@@ -259,7 +259,7 @@ fn lock(dir: &Path) -> Result<File> {
 impl Disk for FileDisk {
     fn submit(&mut self, request: DiskRequest) {
         if self.is_done_here(&request) {
-            let is_measured = self.writer.is_some() && self.files.quickness.is_measured();
+            let is_measured = self.writer.is_some() && self.files.write_latency.is_measured();
             self.done.push(self.files.execute(request, is_measured));
             return;
         }
@@ -270,7 +270,7 @@ impl Disk for FileDisk {
         };
         let worker =
             worker.expect("there as long as we are; writes without a writer are done here");
-        worker.requests.send(request).expect("the thread lives as long as we");
+        worker.requests.send(request).expect("the thread lives as long as the disk");
     }
 
     fn reap(&mut self, completions: &mut Vec<DiskCompletion>) {
@@ -376,7 +376,7 @@ impl Files {
                     Ok(())
                 });
                 if let Some(begun) = begun {
-                    self.quickness.note(self.clock.now() - begun);
+                    self.write_latency.note(self.clock.now() - begun);
                 }
                 DiskCompletion { token, result, buffer: Some(buffer) }
             }
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_direct_writes_are_waited_for_as_was_said_while_the_device_is_quick() {
+    fn submit_executes_the_allowed_number_of_direct_writes_while_the_device_is_fast() {
         let dir = tempfile::tempdir_in(".").expect("a directory");
         let mut disk =
             FileDisk::open(dir.path(), IoMode::Direct, Arc::new(SystemClock)).expect("it opens");
@@ -577,9 +577,9 @@ mod tests {
             is_done
         };
         let known = |disk: &FileDisk, us| {
-            (0..100).for_each(|_| disk.files.quickness.note(Duration::from_micros(us)));
+            (0..100).for_each(|_| disk.files.write_latency.note(Duration::from_micros(us)));
         };
-        assert!(!is_waited_for(&mut disk, 2, IO_ALIGN_BYTES), "nobody said so");
+        assert!(!is_waited_for(&mut disk, 2, IO_ALIGN_BYTES), "none is allowed");
         assert_eq!(disk.wait_for(2), 0);
         known(&disk, 60);
         assert!(is_waited_for(&mut disk, 3, IO_ALIGN_BYTES));

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_written_over_what_the_opening_has_written_in_each_place() {
+    fn failure_replaces_the_state_of_the_open_in_each_place() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let beside = [other.path().join("log.state")];
         let files = StateFiles::new(dir.path(), &beside, &[]);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_heard_from_elsewhere_is_told_from_what_is_here() {
+    fn notes_from_elsewhere_are_distinguished_from_local_ones() {
         let dir = tempfile::tempdir().unwrap();
         let failed = state(Standing::Failed { acked: None });
         let heard = [state::encode(&failed).to_vec(), b"no state".to_vec()];

@@ -1,7 +1,7 @@
 //! Payloads that the log's disk does not read (EIO). It may read them later, or never.
 //!
 //! Invariants:
-//! - Only an error of reading a payload of the log or of a side file counts. Errors of writing and
+//! - Only an error of reading a payload of the log or of a spill file counts. Errors of writing and
 //!   of other disks do not.
 //! - A payload is read several times before it is given up.
 
@@ -50,7 +50,7 @@ pub(crate) fn error_of(what: String, error: io::Error) -> Error {
     Error::with_source(kind, what, error)
 }
 
-/// Returns whether `error` comes from a payload of the log or of a side file that the disk does not
+/// Returns whether `error` comes from a payload of the log or of a spill file that the disk does not
 /// read.
 #[must_use]
 pub fn is_unreadable(error: &Error) -> bool {
@@ -100,7 +100,7 @@ mod tests {
         let nested = Error::with_source(ErrorKind::Unavailable, "read a block", unreadable);
         assert!(is_unreadable(&nested));
         let written = io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error());
-        let written = Error::with_source(ErrorKind::Io, "write a side file", written);
+        let written = Error::with_source(ErrorKind::Io, "write a spill file", written);
         for other in [written, failing(rustix::io::Errno::NOSPC), failing(rustix::io::Errno::MFILE)]
         {
             assert!(!is_unreadable(&other), "{other:?}");
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_at_a_later_try_is_not_lost() {
+    fn payload_that_a_later_try_reads_is_not_lost() {
         let tries = Cell::new(0);
         let read = |good_from: u32| {
             tries.set(0);

@@ -1,4 +1,4 @@
-//! Decides whether a device answers so quickly that waiting for it costs less than handing its
+//! Decides whether a device is so fast that waiting for it costs less than handing its
 //! writes to another thread.
 //!
 //! Invariants:
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Longest write that callers wait for. Chosen by hand: a device takes so long for longer ones that
 /// a hand-over is a small part of it.
 pub(crate) const BYTES_MAX: usize = 256 << 10;
-/// Highest mean of a quick device. Chosen by hand: a hand-over and the way back cost 10 to 50 us on
+/// Highest mean of a fast device. Chosen by hand: a hand-over and the way back cost 10 to 50 us on
 /// a virtual machine (docs/decisions/2026-11-21-log-io-buffered.md); local NVMe takes less than
 /// this limit, a disk behind a network more.
 const MEAN_US_MAX: u32 = 200;
@@ -28,16 +28,16 @@ const MEASURED_EVERY: u32 = 16;
 
 /// Statistics of the device's writes of up to [`BYTES_MAX`].
 #[derive(Debug, Default)]
-pub(crate) struct Quickness {
+pub(crate) struct WriteLatency {
     /// In 1/8 us; corresponds to at most [`SAMPLE_US_MAX`].
     mean: AtomicU32,
     waited_count: AtomicU32,
 }
 
-impl Quickness {
+impl WriteLatency {
     /// Returns whether waiting for the next write is better. A device that was not measured yet
-    /// counts as quick.
-    pub(crate) fn is_quick(&self) -> bool {
+    /// counts as fast.
+    pub(crate) fn is_fast(&self) -> bool {
         self.mean.load(Ordering::Relaxed) >> SHIFT <= MEAN_US_MAX
     }
 
@@ -59,29 +59,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_quick_until_it_is_slow_for_a_while_and_again_when_it_is_quick() {
-        let known = Quickness::default();
-        assert!(known.is_quick(), "before the first write");
+    fn device_is_fast_until_its_mean_latency_rises_and_again_after_it_falls() {
+        let known = WriteLatency::default();
+        assert!(known.is_fast(), "before the first write");
         (0..100).for_each(|_| known.note(Duration::from_micros(60)));
-        assert!(known.is_quick());
+        assert!(known.is_fast());
         known.note(Duration::from_millis(1));
-        assert!(known.is_quick(), "one that was a little late does not decide");
+        assert!(known.is_fast(), "one that was a little late does not decide");
         (0..10).for_each(|_| known.note(Duration::from_micros(600)));
-        assert!(!known.is_quick());
+        assert!(!known.is_fast());
         (0..100).for_each(|_| known.note(Duration::from_micros(60)));
-        assert!(known.is_quick());
+        assert!(known.is_fast());
         known.note(Duration::from_secs(3600));
-        assert!(!known.is_quick(), "it stood still");
+        assert!(!known.is_fast(), "it stood still");
         let count = (1..1000).find(|_| {
             known.note(Duration::from_micros(60));
-            known.is_quick()
+            known.is_fast()
         });
         assert!(count.is_some_and(|count| count < 40), "{count:?}");
     }
 
     #[test]
     fn one_write_in_some_is_measured_and_the_first_is() {
-        let known = Quickness::default();
+        let known = WriteLatency::default();
         let measured: Vec<u32> = (0..64).filter(|_| known.is_measured()).collect();
         assert_eq!(measured, [0, 16, 32, 48]);
     }

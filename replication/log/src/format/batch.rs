@@ -39,7 +39,7 @@ const AT_RING: usize = 40; //           [u8; 16] as in the file's header
 const AT_OPEN: usize = 56; //           [u8; 16] random, one for each time the log was opened
 const AT_BOOT: usize = 72; //           [u8; 16] the writer's kernel boot id
 const AT_EPOCH: usize = 88; //          u64, never 0
-const AT_SEQUENCE: usize = 96; //       u64, dense over the ring's life, first is 1
+const AT_SEQUENCE: usize = 96; //       u64, dense over the time of the ring, first is 1
 const AT_FIRST_LSN: usize = 104; //     u64, LSN of the first entry, or that the next would have
 const AT_DURABLE_LSN: usize = 112; //   u64, on stable storage when this was written
 const AT_TRIM_LSN: usize = 120; //      u64, destaged when this was written
@@ -60,12 +60,12 @@ const FLAG_OPENING: u8 = 1;
 /// Last batch of an orderly close: everything before it is on stable storage.
 const FLAG_CLEAN: u8 = 2;
 /// From here on writes may be acknowledged before they are on stable storage.
-const FLAG_LOUD: u8 = 4;
-/// An earlier life may have lost acknowledged entries, and the owner has not dealt with that yet.
+const FLAG_ACKS_BEFORE_SYNC: u8 = 4;
+/// An earlier run may have lost acknowledged entries, and the owner has not dealt with that yet.
 const FLAG_UNSETTLED: u8 = 8;
 /// Incompatible feature: the batch has entries about snapshots.
 const FEATURE_SNAPSHOTS: u32 = 1;
-const FLAGS_KNOWN: u8 = FLAG_OPENING | FLAG_CLEAN | FLAG_LOUD | FLAG_UNSETTLED;
+const FLAGS_KNOWN: u8 = FLAG_OPENING | FLAG_CLEAN | FLAG_ACKS_BEFORE_SYNC | FLAG_UNSETTLED;
 
 const HEADER: HeaderFormat = HeaderFormat {
     magic: b"SPDLBTCH",
@@ -86,8 +86,8 @@ pub(crate) struct BatchHeader {
     /// Last batch of an orderly close.
     pub(crate) is_clean: bool,
     /// Acknowledgements may run ahead of stable storage from this batch on.
-    pub(crate) is_loud: bool,
-    /// Whether a possible loss of an earlier life has been dealt with.
+    pub(crate) acks_before_sync: bool,
+    /// Whether a possible loss of an earlier run has been dealt with.
     pub(crate) is_settled: bool,
     /// Whether it has entries about snapshots, which earlier programs do not know.
     pub(crate) has_snapshots: bool,
@@ -151,7 +151,7 @@ impl BatchHeader {
         let flag = |is_set, bit| if is_set { bit } else { 0 };
         let flags = flag(self.is_opening, FLAG_OPENING)
             | flag(self.is_clean, FLAG_CLEAN)
-            | flag(self.is_loud, FLAG_LOUD)
+            | flag(self.acks_before_sync, FLAG_ACKS_BEFORE_SYNC)
             | flag(!self.is_settled, FLAG_UNSETTLED);
         let incompatible = if self.has_snapshots { FEATURE_SNAPSHOTS } else { 0 };
         let (version, pool) = (self.version, self.pool);
@@ -185,7 +185,7 @@ impl BatchHeader {
             algorithm: header.algorithm()?,
             is_opening: flags & FLAG_OPENING != 0,
             is_clean: flags & FLAG_CLEAN != 0,
-            is_loud: flags & FLAG_LOUD != 0,
+            acks_before_sync: flags & FLAG_ACKS_BEFORE_SYNC != 0,
             is_settled: flags & FLAG_UNSETTLED == 0,
             has_snapshots: incompatible & FEATURE_SNAPSHOTS != 0,
             pool,

@@ -1,7 +1,8 @@
 //! The header of one file of the ring.
 //!
 //! Invariants:
-//! - It is written once, when the file is made, and never changes: the batches tell laps apart.
+//! - It is written once, when the file is made, and never changes: the batches differ from wrap
+//!   to wrap.
 
 use super::header::{AT_OWN_FIELDS, HeaderFormat, SharedFields};
 use super::{FormatError, put};

@@ -1,4 +1,4 @@
-//! The frame that the headers of ring files, batches and side files share: magic, version, cipher,
+//! The frame that the headers of ring files, batches and spill files share: magic, version, cipher,
 //! feature bits, pool, and a checksum over everything before it.
 //!
 //! Invariants:

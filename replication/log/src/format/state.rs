@@ -1,4 +1,4 @@
-//! `ring.state`: which life has the log open, under which kernel and on which mounted file system,
+//! `ring.state`: the run that has the log open, its kernel and its mounted file system,
 //! and whether a write or sync of its files failed.
 //!
 //! Invariants:
@@ -21,7 +21,7 @@ const AT_VERSION: usize = 8; //  u16
 const AT_STANDING: usize = 10; // u8: 0 open, 1 failed
 const AT_OWED: usize = 11; //    u8: 0 nothing, or a TailLoss that is not settled
 const AT_MOUNT_KIND: usize = 12; // u32: 0 not known, 1 number of a node of sysfs
-const AT_OPEN: usize = 16; //    [u8; 16] open id of the life
+const AT_OPEN: usize = 16; //    [u8; 16] open id of the run
 const AT_BOOT: usize = 32; //    [u8; 16] the kernel's boot id
 const AT_MOUNT: usize = 48; //   u64, 0 if it is not known
 const AT_ACKED: usize = 56; //   u64, newest entry answered before the failure; all ones: not known
@@ -46,7 +46,7 @@ pub enum TailLoss {
     Failure,
 }
 
-/// The standing of the log of one life.
+/// The standing of the log of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// The log is open, or its process ended without a failure of the log.
@@ -62,7 +62,7 @@ pub(crate) enum Standing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogState {
     pub(crate) standing: Standing,
-    /// A loss of an earlier life that the owner has not settled.
+    /// A loss of an earlier run that the owner has not settled.
     pub(crate) owed: Option<TailLoss>,
     pub(crate) open: [u8; 16],
     pub(crate) boot: [u8; 16],

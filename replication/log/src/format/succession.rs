@@ -2,8 +2,8 @@
 //! no two readers of a log can disagree about its end.
 //!
 //! Invariants:
-//! - A sequence number alone proves nothing: a life that was cut off may have left a batch with the
-//!   next number behind the batch that a later life wrote. Only the whole rule counts.
+//! - A sequence number alone proves nothing: a run that was cut off may have left a batch with the
+//!   next number behind the batch that a later run wrote. Only the whole rule counts.
 //! - No unauthenticated batch follows an authenticated one: the format's version never falls.
 
 use crate::format::batch::BatchHeader;
@@ -34,7 +34,7 @@ mod tests {
             algorithm: Algorithm::Aes256Gcm,
             is_opening: false,
             is_clean: false,
-            is_loud: true,
+            acks_before_sync: true,
             is_settled: true,
             has_snapshots: false,
             pool: [1; 16],
@@ -80,12 +80,12 @@ mod tests {
                 assert!(!follows(&wrong), "{wrong:?}");
             }
         }
-        assert!(!follows(&BatchHeader { first_lsn: Lsn(14), ..plain }), "a gap within one life");
+        assert!(!follows(&BatchHeader { first_lsn: Lsn(14), ..plain }), "a gap within one run");
         assert!(
             !follows(&BatchHeader { open: [9; 16], ..plain }),
-            "another life without an opening"
+            "another run without an opening"
         );
-        assert!(!follows(&BatchHeader { open: [3; 16], ..opening }), "an opening of the same life");
+        assert!(!follows(&BatchHeader { open: [3; 16], ..opening }), "an opening of the same run");
         let old = BatchHeader { version: 1, ..before() };
         assert!(super::follows(&old, CHECKSUM, &opening), "a later program goes on");
     }

@@ -11,7 +11,7 @@ use super::batch::{self, BatchHeader};
 use super::entry::{EntryKind, EntryRow};
 use super::file::FileHeader;
 use super::made;
-use super::side::{self, SideContent, SideHeader, SideRow};
+use super::spill::{self, SpillContent, SpillHeader, SpillRow};
 use block::env::IoBuffer;
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
@@ -34,7 +34,7 @@ fn header() -> BatchHeader {
         algorithm: Algorithm::ChaCha20Poly1305,
         is_opening: false,
         is_clean: false,
-        is_loud: true,
+        acks_before_sync: true,
         is_settled: true,
         has_snapshots: false,
         pool: *b"pool-pool-pool-p",
@@ -270,7 +270,7 @@ fn batches_of_version_1_are_read() {
     }
 }
 
-const SIDE_FIELDS: &[(&str, usize)] = &[
+const SPILL_FIELDS: &[(&str, usize)] = &[
     ("magic", 8),
     ("version", 2),
     ("algorithm", 1),
@@ -298,8 +298,8 @@ const SIDE_FIELDS: &[(&str, usize)] = &[
     ("tag of the table", 16),
 ];
 
-fn side_header(algorithm: Algorithm) -> SideHeader {
-    SideHeader {
+fn spill_header(algorithm: Algorithm) -> SpillHeader {
+    SpillHeader {
         algorithm,
         pool: *b"pool-pool-pool-p",
         id: *b"side-side-side-s",
@@ -313,28 +313,29 @@ fn side_header(algorithm: Algorithm) -> SideHeader {
     }
 }
 
-fn side_key(header: &SideHeader) -> block::seal::SealKey {
-    PoolKey::new([0x11; KEY_BYTES]).derive(header.algorithm, &header.id, side::SIDE_KEY_PURPOSE)
+fn spill_key(header: &SpillHeader) -> block::seal::SealKey {
+    PoolKey::new([0x11; KEY_BYTES]).derive(header.algorithm, &header.id, spill::SPILL_KEY_PURPOSE)
 }
 
-fn side_rows() -> Vec<SideRow> {
-    let row = |start_sector, sector_count, content| SideRow { start_sector, sector_count, content };
+fn spill_rows() -> Vec<SpillRow> {
+    let row =
+        |start_sector, sector_count, content| SpillRow { start_sector, sector_count, content };
     vec![
-        row(0x1000, 1, SideContent::Write { offset: 0 }),
-        row(0x1001, 7, SideContent::Zero),
-        row(0x2000, 1 << 30, SideContent::Trim),
-        row(1 << 40, 8, SideContent::Lost { lsn: Lsn(950) }),
+        row(0x1000, 1, SpillContent::Write { offset: 0 }),
+        row(0x1001, 7, SpillContent::Zero),
+        row(0x2000, 1 << 30, SpillContent::Trim),
+        row(1 << 40, 8, SpillContent::Lost { lsn: Lsn(950) }),
     ]
 }
 
 /// Returns header, payloads and table.
-fn side_encoded(algorithm: Algorithm) -> (SideHeader, Vec<u8>, Vec<u8>) {
-    let mut header = side_header(algorithm);
-    let (rows, key) = (side_rows(), side_key(&header));
+fn spill_encoded(algorithm: Algorithm) -> (SpillHeader, Vec<u8>, Vec<u8>) {
+    let mut header = spill_header(algorithm);
+    let (rows, key) = (spill_rows(), spill_key(&header));
     let mut payload = payloads().swap_remove(0);
     let tag = key.seal(0, &rows[0].encode(), &mut payload);
     payload.extend_from_slice(&tag);
-    let table = side::seal_table(&mut header, &rows, &key).unwrap();
+    let table = spill::seal_table(&mut header, &rows, &key).unwrap();
     (header, payload, table)
 }
 
@@ -352,37 +353,39 @@ fn golden_bytes_of_side_files_of_version_1() {
             include_str!("../../testdata/side-v1-aes256gcm.hex"),
         ),
     ] {
-        let (header, payload, table) = side_encoded(algorithm);
+        let (header, payload, table) = spill_encoded(algorithm);
         let bytes = [&header.encode()[..], &payload, &table].concat();
-        check_golden(name, golden, &bytes, SIDE_FIELDS);
+        check_golden(name, golden, &bytes, SPILL_FIELDS);
         assert_eq!(header.file_bytes(), Some(bytes.len() as u64));
-        assert_eq!(SideHeader::decode(&bytes), Ok(header));
-        let key = side_key(&header);
-        assert_eq!(side::open_table(&header, &mut table.clone(), &key), Ok(side_rows()));
+        assert_eq!(SpillHeader::decode(&bytes), Ok(header));
+        let key = spill_key(&header);
+        assert_eq!(spill::open_table(&header, &mut table.clone(), &key), Ok(spill_rows()));
         let mut sealed = payload.clone();
-        let opened = side::open_side_payload(&side_rows()[0], 0, &key, &mut sealed).unwrap();
+        let opened = spill::open_spill_payload(&spill_rows()[0], 0, &key, &mut sealed).unwrap();
         assert_eq!(opened, payloads()[0]);
-        assert!(side::open_side_payload(&side_rows()[0], 1, &key, &mut payload.clone()).is_err());
+        assert!(
+            spill::open_spill_payload(&spill_rows()[0], 1, &key, &mut payload.clone()).is_err()
+        );
     }
 }
 
 #[test]
 fn a_side_table_that_makes_no_sense_is_refused() {
-    let refused = |change: &dyn Fn(&mut Vec<SideRow>)| {
-        let mut header = side_header(Algorithm::Aes256Gcm);
-        let mut rows = side_rows();
+    let refused = |change: &dyn Fn(&mut Vec<SpillRow>)| {
+        let mut header = spill_header(Algorithm::Aes256Gcm);
+        let mut rows = spill_rows();
         change(&mut rows);
-        let key = side_key(&header);
-        let mut table = side::seal_table(&mut header, &rows, &key).unwrap();
-        side::open_table(&header, &mut table, &key) == Err(FormatError::Range)
+        let key = spill_key(&header);
+        let mut table = spill::seal_table(&mut header, &rows, &key).unwrap();
+        spill::open_table(&header, &mut table, &key) == Err(FormatError::Range)
     };
     assert!(!refused(&|_| ()));
     assert!(refused(&|rows| rows.swap(0, 1)), "order");
     assert!(refused(&|rows| rows[1].start_sector = 0x1000), "overlap");
     assert!(refused(&|rows| rows[1].sector_count = 0), "empty");
     assert!(refused(&|rows| rows[3].start_sector = u64::MAX - 2), "too far");
-    assert!(refused(&|rows| rows[0].content = SideContent::Write { offset: 1 }), "a gap");
-    assert!(refused(&|rows| rows[1].content = SideContent::Write { offset: 0 }), "shared payload");
+    assert!(refused(&|rows| rows[0].content = SpillContent::Write { offset: 1 }), "a gap");
+    assert!(refused(&|rows| rows[1].content = SpillContent::Write { offset: 0 }), "shared payload");
     assert!(
         refused(&|rows| {
             rows[0].sector_count = 1 + (64 << 10);
@@ -417,7 +420,7 @@ fn open_all(header: &BatchHeader, bytes: &[u8]) -> Result<Batch, FormatError> {
 }
 
 #[test]
-fn what_is_encoded_is_decoded() {
+fn encoded_batches_decode_to_the_same() {
     for algorithm in [Algorithm::ChaCha20Poly1305, Algorithm::Aes256Gcm] {
         let (header, bytes, checksum) = encoded(algorithm);
         assert_eq!(batch::verify(&header, &bytes), Ok(checksum));
@@ -516,7 +519,7 @@ proptest! {
         mut bytes in prop::collection::vec(any::<u8>(), 0..1000),
         row_count in 0u32..=u32::MAX, payload_bytes in 0u64..=u64::MAX, is_ours in any::<bool>(),
     ) {
-        let (ours, _, table) = side_encoded(Algorithm::ChaCha20Poly1305);
+        let (ours, _, table) = spill_encoded(Algorithm::ChaCha20Poly1305);
         if is_ours && bytes.len() >= 128 {
             bytes[..128].copy_from_slice(&ours.encode());
             bytes[84..88].copy_from_slice(&row_count.to_le_bytes());
@@ -524,13 +527,13 @@ proptest! {
             let crc = block::units::crc32c(&bytes[..100]);
             bytes[100..104].copy_from_slice(&crc.to_le_bytes());
         }
-        if let Ok(header) = SideHeader::decode(&bytes) {
-            let _ = side::open_table(&header, &mut bytes, &side_key(&header));
-            let _ = side::open_table(&header, &mut table.clone(), &side_key(&header));
+        if let Ok(header) = SpillHeader::decode(&bytes) {
+            let _ = spill::open_table(&header, &mut bytes, &spill_key(&header));
+            let _ = spill::open_table(&header, &mut table.clone(), &spill_key(&header));
         }
-        let header = SideHeader { table_checksum: block::units::crc32c(&bytes), ..ours };
-        let _ = side::open_table(&header, &mut bytes, &side_key(&header));
-        let _ = side::open_side_payload(&side_rows()[0], 0, &side_key(&header), &mut bytes);
+        let header = SpillHeader { table_checksum: block::units::crc32c(&bytes), ..ours };
+        let _ = spill::open_table(&header, &mut bytes, &spill_key(&header));
+        let _ = spill::open_spill_payload(&spill_rows()[0], 0, &spill_key(&header), &mut bytes);
     }
 
     /// Uses fields that pass every check of a header, over bytes that do not match them.

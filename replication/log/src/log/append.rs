@@ -8,7 +8,7 @@
 use super::{Log, LogInner, Reached};
 use crate::options::{NewEntry, Wait};
 use crate::ring::queue::{ENTRY_OVERHEAD_BYTES, Group, Place, Ticket};
-use crate::ring::shared::Target;
+use crate::ring::shared_ring::Target;
 use block::{Error, ErrorKind, Lsn, Result};
 use std::pin::pin;
 use std::sync::Arc;

@@ -9,7 +9,7 @@
 use super::{Log, LogInner};
 use crate::disk::state_files::StateFiles;
 use crate::format::state::{self, LogState, Standing};
-use crate::ring::tail::{note_failure_of, tell_unnoted};
+use crate::ring::tail::{note_failure_of, warn_unnoted};
 use block::Error;
 use parking_lot::{Condvar, Mutex};
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ impl LogInner {
         }
         let Noted { keeper, state, is_made, made } = &self.noted;
         if let Err(error) = note_failure_of(state, acked, keeper, self.planted.failure_not_noted) {
-            tell_unnoted(&error);
+            warn_unnoted(&error);
         }
         *is_made.lock() = true;
         made.notify_all();

@@ -1,4 +1,4 @@
-//! Opening the log: recovery, the side files, and the start of the thread.
+//! Opening the log: recovery, the spill files, and the start of the thread.
 //!
 //! Invariants:
 //! - A log that is refused keeps its contents.
@@ -16,8 +16,8 @@ use crate::ring::drive::StepLock;
 use crate::ring::layout::{FileState, RingConfig};
 use crate::ring::opening::OpenArgs;
 use crate::ring::recovery::{self, Opened, Recovery};
-use crate::ring::shared::Shared;
-use crate::spill::SideReader;
+use crate::ring::shared_ring::SharedRing;
+use crate::spill::SpillReader;
 use crate::spill::dir::{self as spill_dir, SidesWanted};
 use crate::throttle::gate::ThrottleGate;
 use block::env::{Clock, Disk, Random, SystemClock, SystemRandom};
@@ -48,11 +48,11 @@ impl Log {
         Self::open_with_sides(dir, identity, key, options, destaged, &SidesWanted::new())
     }
 
-    /// Like [`Log::open`], with the side files that the data tier's metadata names. Other side
+    /// Like [`Log::open`], with the spill files that the data tier's metadata names. Other side
     /// files are removed: their contents are in the data tier or in the ring.
     ///
     /// # Errors
-    /// Those of [`Log::open`]. A missing or damaged side file is no error: it is listed in
+    /// Those of [`Log::open`]. A missing or damaged spill file is no error: it is listed in
     /// [`Recovery::missing_sides`].
     pub fn open_with_sides(
         dir: &Path,
@@ -106,8 +106,8 @@ impl LogOpening<'_> {
         let LogOpening { dir, identity, options, destaged, .. } = self;
         options.check()?;
         let mut disk = FileDisk::open(dir, options.io_mode, Arc::clone(&self.clock))?;
-        let reader = SideReader { pool: identity.pool, epoch: identity.epoch, key: &self.key };
-        let mut sides = spill_dir::find(dir, self.wanted, &reader, &*self.clock)?;
+        let reader = SpillReader { pool: identity.pool, epoch: identity.epoch, key: &self.key };
+        let mut spills = spill_dir::find(dir, self.wanted, &reader, &*self.clock)?;
         let keeper = StateFiles::new(dir, &self.notes.beside, &self.notes.heard);
         let args = OpenArgs {
             identity,
@@ -130,9 +130,9 @@ impl LogOpening<'_> {
         let ready = opened.files.iter().filter(is_ready).count();
         let ready = u32::try_from(ready).expect("file count");
         disk.note_made(ready)?;
-        sides.clean();
-        opened.overlay.set_sides(std::mem::take(&mut sides.sides));
-        opened.recovery.missing_sides = std::mem::take(&mut sides.missing);
+        spills.clean();
+        opened.overlay.set_spill_layers(std::mem::take(&mut spills.layers));
+        opened.recovery.missing_sides = std::mem::take(&mut spills.missing);
         let recovery = opened.recovery.clone();
         warn_of_other_size(&opened.config, &options);
         let inner = self.start(opened, disk, ready, keeper)?;
@@ -150,7 +150,7 @@ impl LogOpening<'_> {
         let LogOpening { identity, options, destaged, planted, .. } = self;
         let file_bytes = opened.config.file_bytes;
         let ring_bytes = file_bytes * u64::from(opened.config.file_count);
-        let shared = Shared::new(
+        let shared = SharedRing::new(
             opened.overlay,
             opened.recovery.last_lsn,
             destaged,

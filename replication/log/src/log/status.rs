@@ -27,8 +27,8 @@ pub struct LogStatus {
     /// time since the last write, before the open, to the log file that holds them: a lower bound
     /// by the wall clock, because the log's format stores no time.
     pub oldest_undestaged_age: Option<Duration>,
-    /// Age of the oldest entry that is in side files alone. After an open it is the time since the
-    /// last write to the oldest side file, a lower bound as above.
+    /// Age of the oldest entry that is in spill files alone. After an open it is the time since the
+    /// last write to the oldest spill file, a lower bound as above.
     pub oldest_side_age: Option<Duration>,
     /// Bytes of data that only the log holds.
     pub undestaged_bytes: u64,
@@ -106,7 +106,7 @@ impl LogInner {
             durable_lsn: self.shared.durable(),
             destaged_lsn: self.shared.destaged(),
             oldest_undestaged_age: overlay.since.map(|since| now.duration_since(since)),
-            oldest_side_age: overlay.side_since.map(|since| now.duration_since(since)),
+            oldest_side_age: overlay.spill_since.map(|since| now.duration_since(since)),
             undestaged_bytes: overlay.undestaged_bytes,
             memory_bytes: overlay.memory_bytes,
             extent_count: overlay.extent_count,

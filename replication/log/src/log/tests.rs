@@ -232,7 +232,7 @@ async fn others_go_on(planted: Planted) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_take_its_answer_holds_nobody_else_back() {
+async fn unread_reply_does_not_hold_back_other_writers() {
     assert!(others_go_on(Planted::default()).await);
     let planted = Planted { gate_by_waiter: true, ..Planted::default() };
     assert!(!others_go_on(planted).await, "the planted bug was not noticed");
@@ -261,11 +261,11 @@ async fn the_end_of_the_runtime_opens_the_gate() {
     })
     .join()
     .unwrap();
-    assert!(!log.inner.gate.is_closed(), "who would open it");
+    assert!(!log.inner.gate.is_closed(), "nothing else opens it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_held_back_is_not_answered_once_the_log_has_failed() {
+async fn throttled_append_fails_if_the_log_fails_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let log = open(dir.path(), Planted::default());
     let held = held_back(&log).await;
@@ -274,7 +274,7 @@ async fn what_is_held_back_is_not_answered_once_the_log_has_failed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_held_back_is_answered_though_the_log_ends_in_order() {
+async fn throttled_append_is_answered_if_the_log_closes_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
     let log = open(dir.path(), Planted::default());
     let held = held_back(&log).await;
@@ -322,7 +322,7 @@ async fn failed(dir: &Path) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_failed_and_holds_what_it_had_answered_has_lost_nothing() {
+async fn failed_log_with_all_acknowledged_entries_reports_no_loss() {
     let dir = tempfile::tempdir().unwrap();
     failed(dir.path()).await;
     let recovery = reopened(dir.path(), &LogNotes::default());
@@ -331,7 +331,7 @@ async fn a_log_that_failed_and_holds_what_it_had_answered_has_lost_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_failed_log_had_answered_and_does_not_hold_is_reported() {
+async fn failed_log_without_an_acknowledged_entry_reports_the_loss() {
     let dir = tempfile::tempdir().unwrap();
     failed(dir.path()).await;
     drop_newest_batch(dir.path());
@@ -340,7 +340,7 @@ async fn what_a_failed_log_had_answered_and_does_not_hold_is_reported() {
     let reason = recovery.lost_reason.expect("it says why");
     assert!(reason.ends_with("entries after 1 up to 2 were answered and are lost"), "{reason}");
     let again = reopened(dir.path(), &LogNotes::default());
-    assert_eq!(again.tail_loss, Some(TailLoss::Failure), "nobody has settled it");
+    assert_eq!(again.tail_loss, Some(TailLoss::Failure), "the owner has not settled it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,7 +7,7 @@
 //! - A step that panics fails the log.
 
 use super::{DrivenCore, LogInner};
-use crate::ring::shared::Shared;
+use crate::ring::shared_ring::SharedRing;
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,7 +104,7 @@ pub(super) fn start_thread(inner: &Arc<LogInner>) -> Result<()> {
 
 /// Fails the log when a step panics: the core is then in an unknown state, and nothing more may be
 /// answered.
-pub(super) struct FailOnPanic<'a>(pub(super) &'a Shared);
+pub(super) struct FailOnPanic<'a>(pub(super) &'a SharedRing);
 
 impl Drop for FailOnPanic<'_> {
     fn drop(&mut self) {

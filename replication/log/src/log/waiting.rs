@@ -4,7 +4,7 @@
 //! - A dropped waiter leaves no wake-up behind.
 
 use super::LogInner;
-use crate::ring::shared::Target;
+use crate::ring::shared_ring::Target;
 use block::Result;
 use std::pin::Pin;
 use std::task::{Context, Poll};

@@ -27,7 +27,7 @@ pub enum Source {
     Payload(Bytes),
     /// In a log file: [`crate::Log::read`] fetches it.
     LogResident(LogResident),
-    /// In a side file: [`crate::Log::read_side`] fetches it.
+    /// In a spill file: [`crate::Log::read_side`] fetches it.
     SideResident(SideResident),
     /// Lost: the only copy does not verify. Reading it is an error.
     Lost {
@@ -305,7 +305,7 @@ mod tests {
 
         /// Compares the map with an array of one tag per sector.
         #[test]
-        fn a_newer_extent_hides_what_it_covers_and_nothing_else(
+        fn newer_extent_hides_exactly_its_own_sectors(
             inserts in prop::collection::vec((0..SECTORS, 1..SECTORS, 0u8..=255), 1..60),
             lookups in prop::collection::vec((0..SECTORS, 1..SECTORS), 20),
         ) {

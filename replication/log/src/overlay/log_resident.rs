@@ -1,7 +1,7 @@
 //! Payloads that are only in a log file: their place and the key that opens them.
 //!
 //! Invariants:
-//! - Data read back is authenticated; a handle never yields bytes of a later lap.
+//! - Data read back is authenticated; a handle never yields bytes of a later wrap.
 
 use crate::disk::unreadable;
 use crate::format::batch;

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_mapped_ahead_takes_no_faults_and_keeps_what_it_holds() {
+    fn mapped_memory_takes_no_faults_and_keeps_its_contents() {
         let without = faults_of_filling(|_| ());
         let with = faults_of_filling(|buffer| {
             buffer.extend_from_slice(&[7; 3]);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_around_a_small_buffer_is_mapped_with_it() {
+    fn region_around_a_small_buffer_is_mapped_with_it() {
         let without = faults_of_filling(|_| ());
         let with = faults_of_filling(|buffer| {
             let start = buffer.as_ptr().addr();

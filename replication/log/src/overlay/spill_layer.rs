@@ -1,16 +1,16 @@
-//! The index of a side file: a layer of the overlay below all generations.
+//! The index of a spill file: a layer of the overlay below all generations.
 //!
 //! Invariants:
 //! - Only the index is in memory; payloads stay in the file.
 //! - A layer without its file shows every sector as lost, never as zeroes or older contents.
 
-use crate::format::side::{SideContent, SideRow};
+use crate::format::spill::{SpillContent, SpillRow};
 use crate::overlay::extents::{Cut, ExtentMap, Source, Weight};
-use crate::overlay::spill_resident::{SideFile, SideFileId, SideResident};
+use crate::overlay::spill_resident::{SideFileId, SideResident, SpillFile};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// The index of one side file, or the place of one that is missing.
+/// The index of one spill file, or the place of one that is missing.
 #[derive(Debug)]
 pub struct SideLayer {
     id: SideFileId,
@@ -63,16 +63,16 @@ impl SideLayer {
     }
 
     /// Makes the layer of an open file from its table.
-    pub(crate) fn index(file: &Arc<SideFile>, rows: &[SideRow]) -> SideLayer {
+    pub(crate) fn index(file: &Arc<SpillFile>, rows: &[SpillRow]) -> SideLayer {
         let mut layer = SideLayer::empty(file.id, true);
         for (index, row) in (0u32..).zip(rows) {
             let source = match row.content {
-                SideContent::Write { .. } => {
+                SpillContent::Write { .. } => {
                     Source::SideResident(SideResident::new(Arc::clone(file), *row, index))
                 }
-                SideContent::Zero => Source::Zeroes { is_trim: false },
-                SideContent::Trim => Source::Zeroes { is_trim: true },
-                SideContent::Lost { lsn } => Source::Lost { lsn },
+                SpillContent::Zero => Source::Zeroes { is_trim: false },
+                SpillContent::Trim => Source::Zeroes { is_trim: true },
+                SpillContent::Lost { lsn } => Source::Lost { lsn },
             };
             layer.put(row.start_sector, row.sector_count, source);
         }

@@ -1,4 +1,4 @@
-//! Payloads that are only in a side file: the identity of the file, its place in it, and the key
+//! Payloads that are only in a spill file: the identity of the file, its place in it, and the key
 //! that opens it.
 //!
 //! Invariants:
@@ -6,7 +6,7 @@
 //! - A handle keeps its file open, so removing the name of the file does not disturb a reader.
 
 use crate::disk::unreadable;
-use crate::format::side::{self, SIDE_HEADER_BYTES, SideContent, SideRow};
+use crate::format::spill::{SPILL_HEADER_BYTES, SpillContent, SpillRow, open_spill_payload};
 use block::buffers::part_of;
 use block::seal::{SALT_BYTES, SealKey};
 use block::units::SECTOR_BYTES;
@@ -16,7 +16,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// The identity of one side file of a volume.
+/// The identity of one spill file of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SideFileId {
     /// First LSN of the generations that it stands for.
@@ -39,16 +39,16 @@ impl SideFileId {
     #[must_use]
     pub fn file_name(&self, volume: VolumeId) -> String {
         let id: String = self.id.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("side-{volume}-{}-{id}.{SIDE_EXTENSION}", self.last_lsn)
+        format!("side-{volume}-{}-{id}.{SPILL_EXTENSION}", self.last_lsn)
     }
 }
 
-/// Extension of side files. It differs from that of ring files, because those are counted by
+/// Extension of spill files. It differs from that of ring files, because those are counted by
 /// theirs.
-pub(crate) const SIDE_EXTENSION: &str = "side";
+pub(crate) const SPILL_EXTENSION: &str = "side";
 
-/// The source of a side file's bytes.
-pub(crate) trait SideBytes: Send + Sync + 'static {
+/// The source of a spill file's bytes.
+pub(crate) trait SpillBytes: Send + Sync + 'static {
     /// Fills `buf` from `offset`. Blocks.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
@@ -56,19 +56,19 @@ pub(crate) trait SideBytes: Send + Sync + 'static {
     fn len(&self) -> io::Result<u64>;
 }
 
-/// An open side file.
-pub(crate) struct SideFile {
+/// An open spill file.
+pub(crate) struct SpillFile {
     pub(crate) name: String,
     pub(crate) id: SideFileId,
     pub(crate) key: SealKey,
-    pub(crate) bytes: Box<dyn SideBytes>,
+    pub(crate) bytes: Box<dyn SpillBytes>,
 }
 
-/// A payload, or a part of one, in a side file.
+/// A payload, or a part of one, in a spill file.
 #[derive(Clone)]
 pub struct SideResident {
-    file: Arc<SideFile>,
-    row: SideRow,
+    file: Arc<SpillFile>,
+    row: SpillRow,
     index: u32,
     skip_sectors: u32,
     sector_count: u32,
@@ -76,13 +76,13 @@ pub struct SideResident {
 
 impl SideResident {
     /// Makes the handle of the payload of `row`, which is at `index` in the table of the file.
-    pub(crate) fn new(file: Arc<SideFile>, row: SideRow, index: u32) -> Self {
+    pub(crate) fn new(file: Arc<SpillFile>, row: SpillRow, index: u32) -> Self {
         let sector_count = u32::try_from(row.sector_count).expect("a payload is bounded");
         SideResident { file, row, index, skip_sectors: 0, sector_count }
     }
 
     pub(crate) fn part(&self, skip: u64, count: u64) -> Self {
-        assert!(skip + count <= u64::from(self.sector_count), "part of a side file's payload");
+        assert!(skip + count <= u64::from(self.sector_count), "part of a spill file's payload");
         let small = |sectors| u32::try_from(sectors).expect("within a payload");
         SideResident {
             file: Arc::clone(&self.file),
@@ -101,15 +101,15 @@ impl SideResident {
 
     /// Reads, verifies and decrypts. Blocks.
     pub(crate) fn read(&self) -> Result<Bytes> {
-        let SideContent::Write { offset } = self.row.content else {
+        let SpillContent::Write { offset } = self.row.content else {
             unreachable!("only a payload is read")
         };
-        let offset = SIDE_HEADER_BYTES as u64 + offset;
-        let place = || format!("side file {} at offset {offset}", self.file.name);
+        let offset = SPILL_HEADER_BYTES as u64 + offset;
+        let place = || format!("spill file {} at offset {offset}", self.file.name);
         let mut sealed = vec![0; usize::try_from(self.row.sealed_bytes()).expect("a payload")];
         let read = self.file.bytes.read_at(offset, &mut sealed);
         read.map_err(|e| unreadable::error_of(format!("read {}", place()), e))?;
-        let length = side::open_side_payload(&self.row, self.index, &self.file.key, &mut sealed)
+        let length = open_spill_payload(&self.row, self.index, &self.file.key, &mut sealed)
             .map_err(|e| Error::with_source(ErrorKind::Corrupt, format!("open {}", place()), e))?
             .len();
         sealed.truncate(length);

@@ -99,7 +99,7 @@ fn run(seed: u64, planted: Planted) -> Result<u64, String> {
 }
 
 #[test]
-fn memory_that_payloads_keep_is_what_is_counted_and_is_bounded() {
+fn payload_memory_equals_its_count_and_is_bounded() {
     let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
     for seed in seed.map_or(0..8, |seed: u64| seed..seed + 1) {
         let most = run(seed, Planted::default()).unwrap_or_else(|why| panic!("SEED={seed}: {why}"));

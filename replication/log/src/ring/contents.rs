@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - The figures are upper bounds: they include entries overwritten later in the log, and batches
-//!   of a life that was cut off.
+//!   of a run that was cut off.
 
 use crate::format::batch::BatchHeader;
 use block::Lsn;

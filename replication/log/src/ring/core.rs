@@ -8,8 +8,9 @@
 //! - Only one sync runs at a time. It covers exactly the batches that were retired when it was
 //!   requested.
 //! - A file is written over only after all its entries are destaged.
-//! - Before acknowledgements may run ahead of stable storage, a batch that announces it ("loud") is
-//!   on stable storage. So a log whose last batch is not loud ends where its acknowledgements did.
+//! - Before acknowledgements may run ahead of stable storage, a batch that announces it
+//!   (`acks_before_sync`) is on stable storage. So a log whose last batch lacks this mark ends where
+//!   its acknowledgements did.
 //! - After the first failed request nothing more is submitted.
 
 use crate::format::batch::{self, BatchHeader};
@@ -20,7 +21,7 @@ use crate::overlay::log_resident::{BatchPlace, LogResident};
 use crate::overlay::{Generation, Incoming};
 use crate::ring::layout::{FileState, Head, LiveFile, RingConfig};
 use crate::ring::queue::{BatchSize, Pending};
-use crate::ring::shared::Shared;
+use crate::ring::shared_ring::SharedRing;
 use block::env::{Clock, Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
 use block::seal::SALT_BYTES;
 use block::{Error, Lsn};
@@ -120,11 +121,11 @@ pub(crate) struct Core {
     sync_position: u64,
     /// Rises by one with each batch that was flushed at once, falls by two with each other one.
     flushes_expected: u8,
-    /// The batch that announced loudness.
-    loud_sequence: Option<u64>,
+    /// The batch that announced acknowledgements ahead of stable storage.
+    acks_before_sync_sequence: Option<u64>,
     /// The durable LSN in the newest batch.
-    told_durable_lsn: Lsn,
-    /// Whether a possible loss of an earlier life has been dealt with.
+    announced_durable_lsn: Lsn,
+    /// Whether a possible loss of an earlier run has been dealt with.
     is_settled: bool,
     is_closing: bool,
     is_clean_written: bool,
@@ -165,8 +166,8 @@ impl Core {
             sync_sequence_wanted: 0,
             sync_position: head.position,
             flushes_expected: 0,
-            loud_sequence: None,
-            told_durable_lsn: retired_lsn,
+            acks_before_sync_sequence: None,
+            announced_durable_lsn: retired_lsn,
             is_settled,
             is_closing: false,
             is_clean_written: false,
@@ -181,9 +182,9 @@ impl Core {
     }
 
     /// Does all the work that is possible without waiting. If others keep adding work, it ends
-    /// after a few rounds with [`Shared::dirty`] set: the caller must step again or wake another
+    /// after a few rounds with [`SharedRing::dirty`] set: the caller must step again or wake another
     /// thread to do so.
-    pub(crate) fn step(&mut self, disk: &mut dyn Disk, shared: &Shared) {
+    pub(crate) fn step(&mut self, disk: &mut dyn Disk, shared: &SharedRing) {
         for round in 1.. {
             if shared.is_failed() {
                 return;
@@ -210,7 +211,7 @@ impl Core {
 
     /// Called a few times a second. Syncs batches that no caller asked to sync and, once the log is
     /// idle, writes a batch without entries that records how far the log is durable.
-    pub(crate) fn tick(&mut self, disk: &mut dyn Disk, shared: &Shared) {
+    pub(crate) fn tick(&mut self, disk: &mut dyn Disk, shared: &SharedRing) {
         self.step(disk, shared);
         if shared.is_failed() || self.is_closing {
             return;
@@ -230,14 +231,14 @@ impl Core {
         if is_idle && self.ticks_idle.is_multiple_of(TICKS_TO_MAKE) && !self.is_refused {
             self.make_next_file(disk);
         }
-        let is_quieting = self.is_loud() && self.ticks_idle >= TICKS_QUIET;
+        let is_quieting = self.acks_before_sync() && self.ticks_idle >= TICKS_QUIET;
         if self.retired_sequence > self.durable_sequence {
             if is_idle || self.ticks_unsynced >= TICKS_UNSYNCED_MAX {
                 self.sync_sequence_wanted = self.retired_sequence;
             }
-        } else if is_idle && (self.told_durable_lsn < self.durable_lsn || is_quieting) {
+        } else if is_idle && (self.announced_durable_lsn < self.durable_lsn || is_quieting) {
             if is_quieting {
-                self.loud_sequence = None;
+                self.acks_before_sync_sequence = None;
             }
             self.write_marker(disk, shared, false);
             self.tick_sequence = self.head.sequence - 1;
@@ -245,7 +246,7 @@ impl Core {
         self.step(disk, shared);
     }
 
-    /// Starts an orderly close; [`Core::is_closed`] tells when it is done. Nothing may be queued
+    /// Starts an orderly close; it is done once [`Core::is_closed`]. Nothing may be queued
     /// later.
     pub(crate) fn close(&mut self) {
         self.is_closing = true;
@@ -265,8 +266,8 @@ impl Core {
             && self.durable_sequence == self.head.sequence - 1
     }
 
-    fn is_loud(&self) -> bool {
-        self.loud_sequence.is_some()
+    fn acks_before_sync(&self) -> bool {
+        self.acks_before_sync_sequence.is_some()
     }
 
     fn token(&mut self) -> u64 {
@@ -276,7 +277,7 @@ impl Core {
 
     // --- completions of the disk ---
 
-    fn reap(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
+    fn reap(&mut self, disk: &mut dyn Disk, shared: &SharedRing) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         disk.reap(&mut completions);
         let is_any = !completions.is_empty();
@@ -290,7 +291,7 @@ impl Core {
         is_any
     }
 
-    fn on_completion(&mut self, completion: DiskCompletion, shared: &Shared) {
+    fn on_completion(&mut self, completion: DiskCompletion, shared: &SharedRing) {
         let DiskCompletion { token, result, buffer } = completion;
         if let Some(buffer) = buffer {
             self.keep(buffer);
@@ -329,18 +330,19 @@ impl Core {
         }
     }
 
-    fn on_synced(&mut self, shared: &Shared) {
+    fn on_synced(&mut self, shared: &SharedRing) {
         let syncing = self.syncing.take().expect("a sync was in flight");
         self.durable_sequence = self.durable_sequence.max(syncing.sequence);
         self.durable_lsn = self.durable_lsn.max(syncing.lsn);
         self.ticks_unsynced = 0;
-        self.tell(shared);
+        self.announce(shared);
     }
 
-    fn tell(&self, shared: &Shared) {
-        let is_loud_durable =
-            self.loud_sequence.is_some_and(|sequence| sequence <= self.durable_sequence);
-        let acked = if is_loud_durable { self.retired_lsn } else { self.durable_lsn };
+    fn announce(&self, shared: &SharedRing) {
+        let is_announcement_durable = self
+            .acks_before_sync_sequence
+            .is_some_and(|sequence| sequence <= self.durable_sequence);
+        let acked = if is_announcement_durable { self.retired_lsn } else { self.durable_lsn };
         shared.advance(acked, self.durable_lsn);
     }
 
@@ -353,7 +355,7 @@ impl Core {
     }
 
     /// Makes the oldest batches visible and answered, up to the first one that is not yet written.
-    fn retire(&mut self, shared: &Shared) -> bool {
+    fn retire(&mut self, shared: &SharedRing) -> bool {
         if shared.is_failed() {
             return false; // completions reaped together with the failure are not answered
         }
@@ -364,12 +366,12 @@ impl Core {
             is_any = true;
         }
         if is_any {
-            self.tell(shared);
+            self.announce(shared);
         }
         is_any
     }
 
-    fn retire_one(&mut self, batch: InFlight, shared: &Shared) {
+    fn retire_one(&mut self, batch: InFlight, shared: &SharedRing) {
         let InFlight { header, slot, offset, end_position, entries, rows, .. } = batch;
         self.expect_flush(shared);
         self.retired_sequence = header.sequence;
@@ -395,7 +397,7 @@ impl Core {
         let now = || self.clock.now();
         let inserted = shared.overlay.insert(header.first_lsn, incoming, end_position, now);
         if inserted.is_frozen {
-            shared.tell_changed();
+            shared.notify_changed();
         }
         let options = &self.config.options;
         if inserted.log_bytes >= options.generation_bytes_max
@@ -411,7 +413,7 @@ impl Core {
     }
 
     /// Updates the expectation by whether the entries before this batch were flushed.
-    fn expect_flush(&mut self, shared: &Shared) {
+    fn expect_flush(&mut self, shared: &SharedRing) {
         self.flushes_expected = if shared.flushed() >= self.retired_lsn {
             (self.flushes_expected + 1).min(FLUSHES_EXPECTED_MAX)
         } else {
@@ -420,7 +422,7 @@ impl Core {
         shared.is_flush_expected.store(self.is_flush_expected(), Ordering::Relaxed);
     }
 
-    fn free_files(&mut self, shared: &Shared) -> bool {
+    fn free_files(&mut self, shared: &SharedRing) -> bool {
         let destaged = shared.destaged();
         let before = self.live.len();
         while self.live.len() > 1 && self.live[0].last_lsn <= destaged {
@@ -431,7 +433,7 @@ impl Core {
 
     // --- batches ---
 
-    fn submit_batches(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
+    fn submit_batches(&mut self, disk: &mut dyn Disk, shared: &SharedRing) -> bool {
         let mut is_any = false;
         while self.in_flight.len() < IN_FLIGHT_MAX {
             let Some((entries, room)) = self.take_entries(disk, shared) else { break };
@@ -446,7 +448,7 @@ impl Core {
     fn take_entries(
         &mut self,
         disk: &mut dyn Disk,
-        shared: &Shared,
+        shared: &SharedRing,
     ) -> Option<(Vec<Pending>, u64)> {
         let mut queue = shared.queue.lock();
         let batch_bytes_max = self.config.options.batch_bytes_max;
@@ -549,9 +551,11 @@ impl Core {
         .encode()
     }
 
-    fn submit_entries(&mut self, entries: Vec<Pending>, disk: &mut dyn Disk, shared: &Shared) {
-        if self.loud_sequence.is_none() && entries.iter().any(|p| p.wait == Wait::Written) {
-            self.loud_sequence = Some(self.head.sequence);
+    fn submit_entries(&mut self, entries: Vec<Pending>, disk: &mut dyn Disk, shared: &SharedRing) {
+        if self.acks_before_sync_sequence.is_none()
+            && entries.iter().any(|p| p.wait == Wait::Written)
+        {
+            self.acks_before_sync_sequence = Some(self.head.sequence);
             self.sync_sequence_wanted = self.head.sequence;
         }
         let mut rows: Vec<EntryRow> = entries.iter().map(|p| p.row).collect();
@@ -563,7 +567,7 @@ impl Core {
         self.count(&header, shared);
     }
 
-    fn count(&self, header: &BatchHeader, shared: &Shared) {
+    fn count(&self, header: &BatchHeader, shared: &SharedRing) {
         let counters = &shared.counters;
         counters.batch_count.fetch_add(1, Ordering::Relaxed);
         counters.batch_bytes.fetch_add(u64::from(header.batch_bytes), Ordering::Relaxed);
@@ -578,7 +582,7 @@ impl Core {
             algorithm: self.config.options.algorithm,
             is_opening: false,
             is_clean: false,
-            is_loud: self.is_loud(),
+            acks_before_sync: self.acks_before_sync(),
             is_settled: self.is_settled,
             has_snapshots: false,
             pool: self.config.identity.pool,
@@ -628,7 +632,7 @@ impl Core {
         self.head.position += bytes;
         self.head.sequence += 1;
         self.head.next_lsn = header.next_lsn();
-        self.told_durable_lsn = header.durable_lsn;
+        self.announced_durable_lsn = header.durable_lsn;
         self.live.back_mut().expect("the head's file is live").last_lsn = header.last_lsn();
         let end_position = self.head.position;
         let is_written = self.config.planted.ack_before_write;
@@ -648,7 +652,7 @@ impl Core {
     }
 
     /// Writes a batch without entries. Returns false, without effect, if there is no room for one.
-    fn write_marker(&mut self, disk: &mut dyn Disk, shared: &Shared, is_clean: bool) -> bool {
+    fn write_marker(&mut self, disk: &mut dyn Disk, shared: &SharedRing, is_clean: bool) -> bool {
         // The last place in a file is for the opening batch that follows a close.
         let keep = if is_clean { batch_bytes(0, 0) as u64 } else { RESERVE_BYTES / 2 };
         if self.head.offset + batch_bytes(0, 0) as u64 + keep > self.config.file_bytes {
@@ -665,7 +669,7 @@ impl Core {
 
     // --- stable storage ---
 
-    fn start_sync(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
+    fn start_sync(&mut self, disk: &mut dyn Disk, shared: &SharedRing) -> bool {
         let is_asked = shared.sync_wanted() > self.durable_lsn
             || self.sync_sequence_wanted > self.durable_sequence
             || self.is_flush_expected()
@@ -687,7 +691,7 @@ impl Core {
         true
     }
 
-    fn go_on_closing(&mut self, disk: &mut dyn Disk, shared: &Shared) -> bool {
+    fn go_on_closing(&mut self, disk: &mut dyn Disk, shared: &SharedRing) -> bool {
         if !self.is_closing || self.is_clean_written || !self.in_flight.is_empty() {
             return false;
         }
@@ -710,17 +714,17 @@ pub(crate) fn extents_to_freeze(options: &LogOptions) -> u64 {
 }
 
 /// Freezes the visible entries and notifies destage.
-pub(crate) fn freeze(shared: &Shared) -> Option<Arc<Generation>> {
+pub(crate) fn freeze(shared: &SharedRing) -> Option<Arc<Generation>> {
     let frozen = shared.overlay.freeze();
     if frozen.is_some() {
-        shared.tell_changed();
+        shared.notify_changed();
     }
     frozen
 }
 
 /// Makes sure that there is something to destage: no batch can be placed until a generation is
 /// released.
-fn on_full(shared: &Shared) {
+fn on_full(shared: &SharedRing) {
     if shared.overlay.next_frozen().is_none() {
         freeze(shared);
     }

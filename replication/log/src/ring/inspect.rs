@@ -1,4 +1,4 @@
-//! Examines a log that another owner has overtaken, before it is set aside: whether it was
+//! Examines a log that another owner has overtaken, before it is moved away: whether it was
 //! overtaken, and what it holds. Needs no key and does not open the log.
 //!
 //! Invariants:
@@ -31,7 +31,7 @@ pub struct LogSummary {
     /// Whether the log was closed in order and is whole, and the data tier held all of it at that
     /// time.
     pub is_in_store: bool,
-    /// Number of side files beside the ring; their contents may exist nowhere else.
+    /// Number of spill files beside the ring; their contents may exist nowhere else.
     pub side_file_count: u64,
     /// Length of those files, in bytes.
     pub side_bytes: u64,
@@ -55,7 +55,7 @@ pub fn find_overtaken(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option
     Ok(Some(LogSummary { side_file_count, side_bytes, ..summary }))
 }
 
-/// Like [`find_overtaken`], without the side files.
+/// Like [`find_overtaken`], without the spill files.
 pub(crate) fn overtaken(
     reader: &dyn DiskReader,
     pool: [u8; 16],

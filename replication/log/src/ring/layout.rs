@@ -20,7 +20,7 @@ pub(crate) struct Head {
     pub(crate) previous_checksum: u32,
     /// LSN of the next entry.
     pub(crate) next_lsn: Lsn,
-    /// Bytes of log over all laps.
+    /// Bytes of log over all wraps.
     pub(crate) position: u64,
 }
 

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beside_unreadable_blocks_is_read() {
+    fn bytes_around_unreadable_blocks_are_read() {
         let reader = reader(&[5, 6, 9]);
         let reads = Reads::new(&reader);
         let mut bytes = vec![0xff; 16 * 4096];

@@ -5,7 +5,7 @@
 //! - A log that is refused is not changed by a byte.
 //! - Before the log is served, every accepted entry is on stable storage, whatever the page cache
 //!   held. Then an opening batch with a fresh open id follows, so that nothing written by an
-//!   earlier life can be taken for its successor.
+//!   earlier run can be taken for its successor.
 //! - A crash at any point of recovery is followed by a recovery with the same result.
 
 use crate::format::batch::{self, BatchHeader};
@@ -47,7 +47,7 @@ pub struct Recovery {
     pub is_new: bool,
     /// Newest LSN known to have been on stable storage before the open.
     pub durable_lsn: Lsn,
-    /// Side files that were asked for and are missing or damaged: all data of their volumes that no
+    /// Spill files that were asked for and are missing or damaged: all data of their volumes that no
     /// newer entry covers is lost until they come back.
     pub missing_sides: Vec<MissingSide>,
     /// Parts of the ring that the disk does not read; none of them is needed.
@@ -62,7 +62,7 @@ pub(crate) struct Opened {
     pub(crate) files: Vec<FileState>,
     pub(crate) overlay: Overlay,
     pub(crate) recovery: Recovery,
-    /// The recorded state of this life.
+    /// The recorded state of this run.
     pub(crate) state: LogState,
     /// Log position of the first entry that is not destaged.
     pub(crate) released_position: u64,
@@ -245,7 +245,7 @@ impl Scan<'_> {
             live.push_back(LiveFile { slot: head.slot, last_lsn });
         }
         write_opening(disk, header, &mut head, &self.args.key)?;
-        // Not earlier: the notes of the last life count until this one has its opening batch.
+        // Not earlier: the notes of the last run count until this one has its opening batch.
         let state = self.state_of(open, lost.as_ref());
         self.args.keeper.replace(&state)?;
         let is_there = self.walk.ring.is_there.iter();
@@ -317,7 +317,7 @@ impl Scan<'_> {
         run(disk, DiskRequest::Sync { token: 3, files }, "sync the log's tail")
     }
 
-    /// Clears files whose first batch comes after the end of the log: they were begun by a life
+    /// Clears files whose first batch comes after the end of the log: they were begun by a run
     /// that lost that batch. The log may reach their sequence number again, so the batch must be
     /// gone when the log is next opened.
     fn drop_stale_firsts(&self, disk: &mut dyn Disk) -> Result<()> {
@@ -412,7 +412,7 @@ impl Scan<'_> {
             algorithm: self.args.options.algorithm,
             is_opening: true,
             is_clean: false,
-            is_loud: false,
+            acks_before_sync: false,
             is_settled,
             has_snapshots: false,
             pool: self.args.identity.pool,

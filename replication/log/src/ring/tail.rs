@@ -57,7 +57,7 @@ impl Scan<'_> {
             // If the kind is not known, the most serious one is assumed.
             return own().find_map(|(state, _)| state.owed).or(Some(TailLoss::Failure));
         }
-        if newest.is_clean || !newest.is_loud {
+        if newest.is_clean || !newest.acks_before_sync {
             return None;
         }
         let last = self.walk.last_lsn().max(self.args.destaged);
@@ -83,8 +83,8 @@ impl Scan<'_> {
         is_remounted.then_some(TailLoss::Remount)
     }
 
-    /// Lists the states of the life that wrote the newest batch, each with whether it comes from
-    /// this machine. Other states are outdated: a later life has opened the log.
+    /// Lists the states of the run that wrote the newest batch, each with whether it comes from
+    /// this machine. Other states are outdated: a later run has opened the log.
     fn states_of_newest<'e>(
         &self,
         evidence: &'e Evidence,
@@ -126,7 +126,7 @@ impl Scan<'_> {
         lost: Option<&Lost>,
     ) -> Result<()> {
         let newest = self.walk.newest.map(|newest| newest.header);
-        let is_at_risk = newest.is_some_and(|newest| newest.is_loud && !newest.is_clean)
+        let is_at_risk = newest.is_some_and(|newest| newest.acks_before_sync && !newest.is_clean)
             && !self.unproven.is_empty();
         // A loss is already recorded, or will be just as visible at the next open.
         if lost.is_some() || !is_at_risk || self.acked_before_failure(evidence).is_some() {
@@ -147,7 +147,7 @@ impl Scan<'_> {
     }
 }
 
-/// Records that the log of the life of `open` has failed after acknowledging the entries up to
+/// Records that the log of the run of `open` has failed after acknowledging the entries up to
 /// `acked`.
 ///
 /// # Errors
@@ -163,7 +163,7 @@ pub(crate) fn note_failure_of(
 }
 
 /// Logs for the operator that a failure could not be recorded.
-pub(crate) fn tell_unnoted(error: &block::Error) {
+pub(crate) fn warn_unnoted(error: &block::Error) {
     tracing::error!(
         error = %error.chain(),
         "could not note that the write log failed: unmount and mount the file system of the log before the next \

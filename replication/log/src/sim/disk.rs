@@ -223,9 +223,9 @@ pub(crate) struct Faults {
     pub(crate) create: u64,
     /// Of write-backs by the kernel.
     pub(crate) write_back: u64,
-    /// Shutdowns of the file system, in percent of lives.
+    /// Shutdowns of the file system, in percent of runs.
     pub(crate) shutdown: u64,
-    /// Unmounts and mounts between two lives, in percent.
+    /// Unmounts and mounts between two runs, in percent.
     pub(crate) remount: u64,
 }
 

@@ -35,7 +35,7 @@ fn run_all(plan: Plan, seeds: u64) -> Stats {
         sum.full += stats.full;
         sum.unproven += stats.unproven;
         sum.clean += stats.clean;
-        sum.set_aside += stats.set_aside;
+        sum.spilled += stats.spilled;
         sum.caught_up += stats.caught_up;
         sum.expected += stats.expected;
         sum.summaries += stats.summaries;
@@ -51,14 +51,14 @@ fn run_all(plan: Plan, seeds: u64) -> Stats {
 }
 
 #[test]
-fn a_crash_at_any_moment_keeps_what_was_promised() {
-    let plan = Plan { lives: 12, ..Plan::default() };
+fn crash_at_any_moment_keeps_acknowledged_entries() {
+    let plan = Plan { runs: 12, ..Plan::default() };
     let met = run_all(plan, 1500);
     if number("SEED").is_none() {
         assert!(met.crashes > 10_000 && met.cuts > 5_000 && met.recovery_crashes > 4_000);
         assert!(met.lost_unacked > 0 && met.full > 0 && met.unproven > 0 && met.clean > 0);
         assert!(met.summaries > 10_000 && met.in_store > 2);
-        assert!(met.set_aside > 1_000 && met.caught_up > 300);
+        assert!(met.spilled > 1_000 && met.caught_up > 300);
         assert!(met.expected > 1_000 && met.snapshots > 10_000);
     }
 }
@@ -66,14 +66,14 @@ fn a_crash_at_any_moment_keeps_what_was_promised() {
 #[test]
 fn failing_writes_and_syncs_lose_nothing_that_was_promised() {
     let faults = Faults { write: 2, sync: 10, create: 20, ..Faults::default() };
-    let met = run_all(Plan { lives: 12, faults, ..Plan::default() }, 800);
+    let met = run_all(Plan { runs: 12, faults, ..Plan::default() }, 800);
     assert!(number("SEED").is_some() || (met.failures > 1_000 && met.drops > 500));
 }
 
 #[test]
-fn what_the_kernel_could_not_write_vanishes_and_is_reported() {
+fn pages_that_the_kernel_dropped_are_reported_as_lost() {
     let faults = Faults { sync: 4, write_back: 30, shutdown: 15, remount: 10, ..Faults::default() };
-    let met = run_all(Plan { lives: 12, faults, ..Plan::default() }, 800);
+    let met = run_all(Plan { runs: 12, faults, ..Plan::default() }, 800);
     if number("SEED").is_none() {
         assert!(met.shutdowns > 800 && met.remounts > 1_000 && met.drops > 800);
         assert!(met.unproven > 1_000 && met.noted_whole > 100);
@@ -85,7 +85,7 @@ fn a_flipped_bit_is_refused_or_harmless_and_never_wrong_data() {
     let (from, to) = number("SEED").map_or((0, 1000), |seed| (seed, seed + 1));
     let mut refused = 0;
     for seed in from..to {
-        let mut world = World::new(seed, Plan { lives: 2, ..Plan::default() });
+        let mut world = World::new(seed, Plan { runs: 2, ..Plan::default() });
         let is_refused = world.run_with_damage().unwrap_or_else(|why| panic!("SEED={seed}: {why}"));
         refused += u64::from(is_refused);
     }
@@ -96,7 +96,7 @@ fn a_flipped_bit_is_refused_or_harmless_and_never_wrong_data() {
 #[test]
 fn a_log_of_version_1_is_read_and_goes_on_in_version_2() {
     for seed in 0..200 {
-        let mut world = World::new(seed, Plan { lives: 6, ..Plan::default() });
+        let mut world = World::new(seed, Plan { runs: 6, ..Plan::default() });
         world.run_after_old_batches().unwrap_or_else(|why| panic!("SEED={seed}: {why}"));
     }
 }
@@ -106,7 +106,7 @@ fn unreadable(planted: Planted, count: u64, seeds: u64) -> Result<(u64, u64), St
     let (from, to) = number("SEED").map_or((0, seeds), |seed| (seed, seed + 1));
     let (mut refused, mut opened, mut had_to) = (0, 0, 0);
     for seed in from..to {
-        let mut world = World::new(seed, Plan { lives: 3, planted, ..Plan::default() });
+        let mut world = World::new(seed, Plan { runs: 3, planted, ..Plan::default() });
         let found = world.run_with_unreadable(count);
         let (is_refused, must_open) = found.map_err(|why| format!("SEED={seed}: {why}"))?;
         if must_open == Some(is_refused) {
@@ -139,7 +139,7 @@ fn an_end_that_cannot_be_read_is_not_taken_for_the_end() {
 fn forgeries(planted: Planted) -> (u64, u64) {
     let (mut refused, mut taken) = (0, 0);
     for seed in 0..200 {
-        let mut world = World::new(seed, Plan { lives: 2, planted, ..Plan::default() });
+        let mut world = World::new(seed, Plan { runs: 2, planted, ..Plan::default() });
         match world.run_with_forgery().unwrap_or_else(|why| panic!("SEED={seed}: {why}")) {
             Some(true) => refused += 1,
             Some(false) => taken += 1,
@@ -165,7 +165,7 @@ fn a_forged_batch_without_entries_is_refused() {
 const FOUND_WITHIN: u64 = 50;
 
 fn finds(name: &str, planted: Planted, faults: Faults) {
-    let plan = Plan { planted, faults, lives: 12 };
+    let plan = Plan { planted, faults, runs: 12 };
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let found = (0..FOUND_WITHIN).find_map(|seed| run(seed, plan).err().map(|why| (seed, why)));
@@ -181,7 +181,7 @@ fn planted_bugs_are_found() {
     finds("ack before write", Planted { ack_before_write: true, ..off }, none);
     finds("flush ignored", Planted { flush_ignored: true, ..off }, none);
     finds("torn batch accepted", Planted { torn_accepted: true, ..off }, none);
-    finds("stale lap accepted", Planted { stale_accepted: true, ..off }, none);
+    finds("stale wrap accepted", Planted { stale_accepted: true, ..off }, none);
     finds("newest by sequence", Planted { newest_by_sequence: true, ..off }, none);
     finds("snapshot not frozen", Planted { snapshot_not_frozen: true, ..off }, none);
     finds("sides joined", Planted { sides_joined: true, ..off }, none);

@@ -2,7 +2,7 @@
 //!
 //! Invariants of the product that a run checks after each crash:
 //! - Every entry answered as durable survives a power cut. Every entry answered as written survives
-//!   the death of the process, and also a power cut, a failed write or sync (after which the kernel
+//!   a crash of the process, and also a power cut, a failed write or sync (after which the kernel
 //!   drops the data that it could not write) and an unmount if recovery says that the tail is
 //!   proven.
 //! - Recovery reports no loss if nothing has happened that could cause one.
@@ -10,7 +10,7 @@
 //!   nothing invented.
 
 use super::disk::{Faults, Platter, SimDisk};
-use super::{Rng, SimRandom, SimSide};
+use super::{Rng, SimRandom, SimSpill};
 use crate::format::entry::EntryKind;
 use crate::format::state::LogState;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
@@ -18,16 +18,16 @@ use crate::overlay::extents::{Piece, Source};
 use crate::overlay::log_resident::LogResident;
 use crate::overlay::spill_layer::SideLayer;
 use crate::overlay::spill_resident::SideFileId;
-use crate::overlay::{Generation, LayersOf, Sides};
+use crate::overlay::{Generation, LayersOf, SpillLayers};
 use crate::planted::Planted;
 use crate::ring::core::{self, Core, CoreStart};
 use crate::ring::inspect;
 use crate::ring::opening::OpenArgs;
 use crate::ring::queue::Group;
 use crate::ring::recovery;
-use crate::ring::shared::Shared;
+use crate::ring::shared_ring::SharedRing;
 use crate::ring::tail;
-use crate::spill::{self, SideReader, SideSeed};
+use crate::spill::{self, SpillReader, SpillSeed};
 use block::env::{Disk, DiskReader, ManualClock, Random};
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
@@ -37,6 +37,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 mod damage;
+mod spilling;
 
 const VOLUMES: u64 = 3;
 const SECTORS: u64 = 96;
@@ -70,14 +71,14 @@ pub(crate) struct Plan {
     pub(crate) planted: Planted,
     pub(crate) faults: Faults,
     /// Number of crashes before the run ends.
-    pub(crate) lives: u64,
+    pub(crate) runs: u64,
 }
 
 /// A process that has the log open.
 struct Process {
     disk: SimDisk,
     core: Core,
-    shared: Shared,
+    shared: SharedRing,
     reader: Arc<dyn DiskReader>,
     state: LogState,
 }
@@ -97,10 +98,10 @@ pub(crate) struct World {
     /// The data tier.
     tier: Contents,
     destaged: Lsn,
-    /// The side files that the data tier's metadata names, oldest first.
-    asides: BTreeMap<u32, Vec<SideFileId>>,
-    /// All side files in the directory, by name.
-    side_files: BTreeMap<String, SimSide>,
+    /// The spill files that the data tier's metadata names, oldest first.
+    named_spills: BTreeMap<u32, Vec<SideFileId>>,
+    /// All spill files in the directory, by name.
+    spill_files: BTreeMap<String, SimSpill>,
     acked: Lsn,
     durable: Lsn,
     /// False after the owner was told that acknowledged entries may be lost, until it has dealt
@@ -113,7 +114,7 @@ pub(crate) struct World {
     /// Whether a settled loss may be reported again, because no batch records yet that it is
     /// settled.
     may_be_repeated: bool,
-    /// Whether the previous life has failed and recorded how far it had acknowledged.
+    /// Whether the previous run has failed and recorded how far it had acknowledged.
     is_failure_noted: bool,
     pub(crate) stats: Stats,
 }
@@ -130,7 +131,7 @@ pub(crate) struct Stats {
     pub(crate) full: u64,
     pub(crate) unproven: u64,
     pub(crate) clean: u64,
-    pub(crate) set_aside: u64,
+    pub(crate) spilled: u64,
     pub(crate) caught_up: u64,
     /// Volumes compared with the contents of a snapshot.
     pub(crate) snapshots: u64,
@@ -179,8 +180,8 @@ impl World {
             next_tag: 1,
             tier: Contents::new(),
             destaged: Lsn::NONE,
-            asides: BTreeMap::new(),
-            side_files: BTreeMap::new(),
+            named_spills: BTreeMap::new(),
+            spill_files: BTreeMap::new(),
             acked: Lsn::NONE,
             durable: Lsn::NONE,
             is_settled: true,
@@ -194,7 +195,7 @@ impl World {
     }
 
     pub(crate) fn run(&mut self) -> Result<(), String> {
-        for _ in 0..self.plan.lives {
+        for _ in 0..self.plan.runs {
             let mut process = self.open_after_crashes()?;
             self.live(&mut process)?;
             self.crash(process)?;
@@ -293,12 +294,12 @@ impl World {
         let opened = opened.map_err(|e| e.chain())?;
         let last_lsn = opened.recovery.last_lsn;
         disk.faults = self.plan.faults;
-        opened.overlay.set_sides(self.open_sides()?);
+        opened.overlay.set_spill_layers(self.open_spills()?);
         for lsn in self.snapshots(self.destaged) {
             opened.overlay.set_snapshots(lsn, (1..=VOLUMES as u32).map(VolumeId).collect());
         }
         let shared =
-            Shared::new(opened.overlay, last_lsn, self.destaged, 1 << 20, opened.head.position);
+            SharedRing::new(opened.overlay, last_lsn, self.destaged, 1 << 20, opened.head.position);
         shared.set_destaged(self.destaged, opened.released_position);
         let state = opened.state;
         let start = CoreStart {
@@ -447,7 +448,7 @@ impl World {
         self.stats.full += u64::from(is_full.load(std::sync::atomic::Ordering::Relaxed));
     }
 
-    fn append(&mut self, shared: &Shared) {
+    fn append(&mut self, shared: &SharedRing) {
         for _ in 0..1 + self.rng.below(3) {
             let kind = match self.rng.below(10) {
                 0 => EntryKind::Trim,
@@ -488,10 +489,10 @@ impl World {
             return Ok(());
         }
         self.check_snapshots(process, generation.last_lsn())?;
-        let layers = self.set_aside(process, &generation)?;
+        let layers = self.spill_some(process, &generation)?;
         if self.rng.chance(5) {
-            // Leaves side files that the metadata never names.
-            process.shared.fail(block::Error::new(ErrorKind::Io, "dies before the commit"));
+            // Leaves spill files that the metadata never names.
+            process.shared.fail(block::Error::new(ErrorKind::Io, "crashes before the commit"));
             return Ok(());
         }
         for (volume, extents) in generation.volumes() {
@@ -507,7 +508,7 @@ impl World {
         }
         self.destaged = generation.last_lsn();
         for (volume, layers) in &layers {
-            self.asides.insert(volume.0, layers.iter().map(|layer| layer.id()).collect());
+            self.named_spills.insert(volume.0, layers.iter().map(|layer| layer.id()).collect());
         }
         self.check_tier()?;
         // The process may die here, with the tier ahead of the LSN that the log knows.
@@ -515,122 +516,16 @@ impl World {
             process.shared.overlay.release(&generation, layers);
             process.shared.set_destaged(generation.last_lsn(), generation.end_position);
         } else {
-            process.shared.fail(block::Error::new(ErrorKind::Io, "dies after the commit"));
-        }
-        Ok(())
-    }
-
-    /// Writes side files for the volumes that cannot be destaged: those that already have some, and
-    /// occasionally another one.
-    fn set_aside(
-        &mut self,
-        process: &Process,
-        generation: &Generation,
-    ) -> Result<Vec<LayersOf>, String> {
-        let mut changed = Vec::new();
-        for (volume, pieces) in generation.volumes() {
-            if !self.asides.contains_key(&volume.0) && !self.rng.chance(15) {
-                continue;
-            }
-            let (first, last) = (generation.first_lsn(), generation.last_lsn());
-            let new = self.write_side(process, volume, first, last, &pieces)?;
-            let mut layers = process.shared.overlay.sides_of(volume);
-            layers.push(new);
-            if layers.len() > 2
-                && let Some(index) = spill::cheapest_pair(&layers, |older, newer| {
-                    let overlay = &process.shared.overlay;
-                    self.plan.planted.sides_joined
-                        || !overlay.is_snapshot_between(volume, older.last_lsn, newer.first_lsn)
-                })
-            {
-                let pair = &layers[index..index + 2];
-                let (first, last) = (pair[0].id().first_lsn, pair[1].id().last_lsn);
-                let merged = self.write_side(process, volume, first, last, &spill::merge(pair))?;
-                layers.splice(index..index + 2, [merged]);
-            }
-            self.stats.set_aside += 1;
-            changed.push((volume, layers));
-        }
-        Ok(changed)
-    }
-
-    fn write_side(
-        &mut self,
-        process: &Process,
-        volume: VolumeId,
-        first_lsn: Lsn,
-        last_lsn: Lsn,
-        pieces: &[Piece],
-    ) -> Result<Arc<SideLayer>, String> {
-        let mut id = SideFileId { first_lsn, last_lsn, id: [0; 16] };
-        self.random.fill(&mut id.id);
-        let seed = SideSeed {
-            pool: self.identity.pool,
-            epoch: self.identity.epoch,
-            algorithm: self.options.algorithm,
-            volume,
-            id,
-        };
-        let key = PoolKey::new(KEY);
-        let mut sink = SimSide::default();
-        spill::write(&mut sink, &seed, pieces, &key, &|source| match source {
-            Source::LogResident(resident) => resident.read(&*process.reader, &key),
-            Source::SideResident(resident) => resident.read(),
-            other => panic!("{other:?} needs no reading"),
-        })
-        .map_err(|e| e.chain())?;
-        self.side_files.insert(id.file_name(volume), sink);
-        self.open_side(volume, id)
-    }
-
-    fn open_side(&self, volume: VolumeId, id: SideFileId) -> Result<Arc<SideLayer>, String> {
-        let name = id.file_name(volume);
-        let bytes = self.side_files.get(&name).ok_or_else(|| format!("{name} is gone"))?;
-        let key = PoolKey::new(KEY);
-        let reader = SideReader { pool: self.identity.pool, epoch: self.identity.epoch, key: &key };
-        let layer = spill::open(name, Box::new(bytes.clone()), volume, id, &reader);
-        layer.map(Arc::new).map_err(|e| e.chain())
-    }
-
-    /// Opens the side files that the metadata names and removes the others, like the open of a log.
-    fn open_sides(&mut self) -> Result<Sides, String> {
-        let mut sides = Sides::new();
-        let mut named = std::collections::BTreeSet::new();
-        for (volume, files) in &self.asides {
-            let volume = VolumeId(*volume);
-            named.extend(files.iter().map(|file| file.file_name(volume)));
-            let layers: Result<_, _> = files.iter().map(|id| self.open_side(volume, *id)).collect();
-            sides.insert(volume, layers?);
-        }
-        self.side_files.retain(|name, _| named.contains(name));
-        Ok(sides)
-    }
-
-    /// Simulates a late window: the tier takes in all side files of a volume.
-    fn catch_up(&mut self, process: &Process) -> Result<(), String> {
-        let Some((&volume, _)) = self.asides.iter().next() else { return Ok(()) };
-        let id = VolumeId(volume);
-        for piece in spill::merge(&process.shared.overlay.sides_of(id)) {
-            let tags = tags_of(&*process.reader, &piece.source, piece.sector_count)?;
-            let sectors = (piece.start_sector..).map(|sector| (volume, sector));
-            self.tier.extend(sectors.zip(tags));
-        }
-        self.asides.remove(&volume);
-        self.stats.caught_up += 1;
-        self.check_tier()?;
-        if self.rng.chance(30) {
-            process.shared.fail(block::Error::new(ErrorKind::Io, "dies before the files go"));
-        } else {
-            process.shared.overlay.change_sides(vec![(id, Vec::new())]);
+            process.shared.fail(block::Error::new(ErrorKind::Io, "crashes after the commit"));
         }
         Ok(())
     }
 
     /// Checks that the tier holds the history up to the destaged LSN, and for a volume that is
-    /// aside, up to the beginning of its first side file.
+    /// stalled, up to the beginning of its first spill file.
     fn check_tier(&self) -> Result<(), String> {
         let mut expected = self.contents_at(self.destaged);
-        for (&volume, files) in &self.asides {
+        for (&volume, files) in &self.named_spills {
             let before = self.contents_at(Lsn(files[0].first_lsn.0 - 1));
             expected.retain(|(of, _), _| *of != volume);
             expected.extend(before.range((volume, 0)..(volume, u64::MAX)));
@@ -662,7 +557,7 @@ impl World {
         for at in self.snapshots(lsn) {
             let expected = self.contents_at(at);
             for volume in 1..=VOLUMES as u32 {
-                let tier_has = match self.asides.get(&volume) {
+                let tier_has = match self.named_spills.get(&volume) {
                     Some(files) => Lsn(files[0].first_lsn.0 - 1),
                     None => self.destaged,
                 };

@@ -1,17 +1,17 @@
-//! Side files in the log's directory.
+//! Spill files in the log's directory.
 //!
 //! Invariants:
 //! - A file with its final name is whole and on stable storage, its name included.
 //! - A file is removed only if the metadata does not name it: then the data tier, the ring or a
-//!   newer side file has its contents.
+//!   newer spill file has its contents.
 //! - Files of another pool or of a higher epoch are never removed.
 
 use crate::disk::file_disk::written_at;
-use crate::overlay::Sides;
+use crate::overlay::SpillLayers;
 use crate::overlay::extents::{Piece, Source};
 use crate::overlay::spill_layer::SideLayer;
-use crate::overlay::spill_resident::{SIDE_EXTENSION, SideBytes, SideFileId};
-use crate::spill::{self, SideReader, SideSeed, SideSink};
+use crate::overlay::spill_resident::{SPILL_EXTENSION, SideFileId, SpillBytes};
+use crate::spill::{self, SpillReader, SpillSeed, SpillSink};
 use block::env::{Clock, Random};
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};
@@ -23,10 +23,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The side files that the metadata names, oldest first, for each volume that has any.
+/// The spill files that the metadata names, oldest first, for each volume that has any.
 pub type SidesWanted = BTreeMap<VolumeId, Vec<SideFileId>>;
 
-/// A side file that the metadata names and that is missing here or does not verify.
+/// A spill file that the metadata names and that is missing here or does not verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingSide {
     /// The volume of the file.
@@ -39,7 +39,7 @@ pub struct MissingSide {
     pub why: String,
 }
 
-impl SideBytes for File {
+impl SpillBytes for File {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.read_exact_at(buf, offset)
     }
@@ -49,26 +49,26 @@ impl SideBytes for File {
     }
 }
 
-impl SideSink for File {
+impl SpillSink for File {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_all_at(bytes, offset)
     }
 }
 
 /// The findings, before anything is changed.
-pub(crate) struct Found {
-    pub(crate) sides: Sides,
+pub(crate) struct FoundSpills {
+    pub(crate) layers: SpillLayers,
     pub(crate) missing: Vec<MissingSide>,
     redundant: Vec<PathBuf>,
 }
 
-fn is_side(path: &Path) -> bool {
+fn is_spill(path: &Path) -> bool {
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("side-"))
 }
 
 fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     let failed = |e| {
-        let what = format!("list the side files in {}", dir.display());
+        let what = format!("list the spill files in {}", dir.display());
         Error::with_source(ErrorKind::Io, what, e)
     };
     let entries = match std::fs::read_dir(dir) {
@@ -79,7 +79,7 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     for entry in entries {
         let path = entry.map_err(failed)?.path();
         let kind = path.extension().and_then(|kind| kind.to_str());
-        if is_side(&path) && matches!(kind, Some(SIDE_EXTENSION | "tmp")) {
+        if is_spill(&path) && matches!(kind, Some(SPILL_EXTENSION | "tmp")) {
             found.push(path);
         }
     }
@@ -87,7 +87,7 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Returns the count and the length in bytes of the side files in the directory of a log that is
+/// Returns the count and the length in bytes of the spill files in the directory of a log that is
 /// not open.
 ///
 /// # Errors
@@ -95,7 +95,7 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>> {
 pub fn weigh(dir: &Path) -> Result<(u64, u64)> {
     let (mut count, mut bytes) = (0, 0);
     for path in
-        list(dir)?.iter().filter(|path| path.extension().is_some_and(|e| e == SIDE_EXTENSION))
+        list(dir)?.iter().filter(|path| path.extension().is_some_and(|e| e == SPILL_EXTENSION))
     {
         let metadata = std::fs::metadata(path).map_err(|e| {
             Error::with_source(ErrorKind::Io, format!("look at {}", path.display()), e)
@@ -113,10 +113,11 @@ pub fn weigh(dir: &Path) -> Result<(u64, u64)> {
 pub(crate) fn find(
     dir: &Path,
     wanted: &SidesWanted,
-    reader: &SideReader<'_>,
+    reader: &SpillReader<'_>,
     clock: &dyn Clock,
-) -> Result<Found> {
-    let mut found = Found { sides: Sides::default(), missing: Vec::new(), redundant: Vec::new() };
+) -> Result<FoundSpills> {
+    let mut found =
+        FoundSpills { layers: SpillLayers::default(), missing: Vec::new(), redundant: Vec::new() };
     let mut named = HashSet::new();
     for (volume, files) in wanted {
         let mut layers = Vec::with_capacity(files.len());
@@ -136,13 +137,13 @@ pub(crate) fn find(
                 }
             }));
         }
-        found.sides.insert(*volume, layers);
+        found.layers.insert(*volume, layers);
     }
     for path in list(dir)? {
         if named.contains(&path) {
             continue;
         }
-        let is_whole = path.extension().is_some_and(|kind| kind == SIDE_EXTENSION);
+        let is_whole = path.extension().is_some_and(|kind| kind == SPILL_EXTENSION);
         if is_whole && let Err(error) = check_ours(&path, reader) {
             return Err(error);
         }
@@ -158,10 +159,10 @@ fn is_gone(error: &Error) -> bool {
 }
 
 /// Refuses a file of another owner. Damage does not matter, as nothing needs the file.
-fn check_ours(path: &Path, reader: &SideReader<'_>) -> Result<()> {
+fn check_ours(path: &Path, reader: &SpillReader<'_>) -> Result<()> {
     let name = path.display().to_string();
     let file = File::open(path)
-        .map_err(|e| Error::with_source(ErrorKind::Io, format!("open side file {name}"), e))?;
+        .map_err(|e| Error::with_source(ErrorKind::Io, format!("open spill file {name}"), e))?;
     match spill::read_header(&name, &file, reader) {
         Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
         _ => Ok(()),
@@ -172,7 +173,7 @@ fn open_one(
     path: &Path,
     volume: VolumeId,
     id: SideFileId,
-    reader: &SideReader<'_>,
+    reader: &SpillReader<'_>,
     clock: &dyn Clock,
 ) -> Result<SideLayer> {
     let name = path.display().to_string();
@@ -181,13 +182,13 @@ fn open_one(
             io::ErrorKind::NotFound => ErrorKind::Corrupt,
             _ => ErrorKind::Io,
         };
-        Error::with_source(kind, format!("open side file {name}"), e)
+        Error::with_source(kind, format!("open spill file {name}"), e)
     })?;
     let since = written_at(&file, clock);
     Ok(spill::open(name, Box::new(file), volume, id, reader)?.since(since))
 }
 
-impl Found {
+impl FoundSpills {
     /// Removes the files that nothing names.
     pub(crate) fn clean(&mut self) {
         remove(&std::mem::take(&mut self.redundant));
@@ -198,10 +199,10 @@ impl Found {
 pub(crate) fn remove(paths: &[PathBuf]) {
     for path in paths {
         match std::fs::remove_file(path) {
-            Ok(()) => tracing::debug!(path = %path.display(), "removed a side file"),
+            Ok(()) => tracing::debug!(path = %path.display(), "removed a spill file"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "a side file stays for now");
+                tracing::warn!(path = %path.display(), %error, "a spill file stays for now");
             }
         }
     }
@@ -214,13 +215,13 @@ pub(crate) fn fresh_id(random: &dyn Random) -> [u8; 16] {
     id
 }
 
-/// Writes a side file, makes it durable, and opens it. Leaves nothing behind on failure.
+/// Writes a spill file, makes it durable, and opens it. Leaves nothing behind on failure.
 ///
 /// # Errors
 /// `Io`, also for a full disk; those of `read`.
 pub(crate) fn create(
     dir: &Path,
-    seed: &SideSeed,
+    seed: &SpillSeed,
     pieces: &[Piece],
     key: &PoolKey,
     clock: &dyn Clock,
@@ -228,7 +229,7 @@ pub(crate) fn create(
 ) -> Result<SideLayer> {
     let path = dir.join(seed.id.file_name(seed.volume));
     let making = path.with_extension("tmp");
-    let reader = SideReader { pool: seed.pool, epoch: seed.epoch, key };
+    let reader = SpillReader { pool: seed.pool, epoch: seed.epoch, key };
     let made = create_as(&making, seed, pieces, key, read).and_then(|()| {
         let named = std::fs::rename(&making, &path).and_then(|()| File::open(dir)?.sync_all());
         named.map_err(|e| {
@@ -242,7 +243,7 @@ pub(crate) fn create(
 
 fn create_as(
     path: &Path,
-    seed: &SideSeed,
+    seed: &SpillSeed,
     pieces: &[Piece],
     key: &PoolKey,
     read: &dyn Fn(&Source) -> Result<Bytes>,

@@ -1,7 +1,7 @@
-//! Tests that side files read back the data that was set aside, or say that it is lost.
+//! Tests that spill files read back the data that was spilled, or say that it is lost.
 
 use super::*;
-use crate::sim::SimSide;
+use crate::sim::SimSpill;
 use block::Lsn;
 use block::seal::KEY_BYTES;
 
@@ -15,9 +15,9 @@ fn id(first: u64, last: u64, salt: u8) -> SideFileId {
     SideFileId { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [salt; 16] }
 }
 
-fn seed(id: SideFileId) -> SideSeed {
+fn seed(id: SideFileId) -> SpillSeed {
     let algorithm = Algorithm::ChaCha20Poly1305;
-    SideSeed { pool: [1; 16], epoch: Epoch(4), algorithm, volume: VOLUME, id }
+    SpillSeed { pool: [1; 16], epoch: Epoch(4), algorithm, volume: VOLUME, id }
 }
 
 fn piece(start_sector: u64, sector_count: u64, source: Source) -> Piece {
@@ -35,14 +35,14 @@ fn read(source: &Source) -> Result<Bytes> {
     }
 }
 
-fn made(id: SideFileId, pieces: &[Piece]) -> SimSide {
-    let mut file = SimSide::default();
+fn made(id: SideFileId, pieces: &[Piece]) -> SimSpill {
+    let mut file = SimSpill::default();
     write(&mut file, &seed(id), pieces, &key(), &read).unwrap();
     file
 }
 
-fn opened(file: &SimSide, id: SideFileId) -> Result<SideLayer> {
-    let reader = SideReader { pool: [1; 16], epoch: Epoch(4), key: &key() };
+fn opened(file: &SimSpill, id: SideFileId) -> Result<SideLayer> {
+    let reader = SpillReader { pool: [1; 16], epoch: Epoch(4), key: &key() };
     open("side".into(), Box::new(file.clone()), VOLUME, id, &reader)
 }
 
@@ -78,7 +78,7 @@ fn pieces() -> Vec<Piece> {
 }
 
 #[test]
-fn what_was_set_aside_reads_back() {
+fn spilled_data_reads_back() {
     let id = id(10, 20, 9);
     let layer = opened(&made(id, &pieces()), id).unwrap();
     let found: Vec<Piece> = layer.extents.iter().collect();
@@ -133,7 +133,7 @@ fn a_file_that_was_cut_or_that_is_another_one_is_refused() {
     }
     let key = key();
     let kind_for = |pool, epoch, volume, key: &PoolKey| {
-        let reader = SideReader { pool, epoch, key };
+        let reader = SpillReader { pool, epoch, key };
         let opened = open("side".into(), Box::new(file.clone()), volume, named, &reader);
         opened.unwrap_err().kind()
     };
@@ -172,14 +172,14 @@ fn a_newer_layer_hides_an_older_one_and_merging_changes_nothing() {
 }
 
 #[test]
-fn what_cannot_be_read_for_now_is_not_lost() {
+fn temporarily_unreadable_payload_is_not_lost() {
     let resident = {
         let id = id(1, 9, 1);
         let layer = opened(&made(id, &[piece(0, 1, payload(5, 1))]), id).unwrap();
         layer.extents.iter().next().unwrap()
     };
     let away = |_: &Source| Err(Error::new(ErrorKind::Io, "the disk does not answer"));
-    let mut file = SimSide::default();
+    let mut file = SimSpill::default();
     let failed = write(&mut file, &seed(id(1, 9, 2)), &[resident], &key(), &away).unwrap_err();
     assert_eq!(failed.kind(), ErrorKind::Io);
 }

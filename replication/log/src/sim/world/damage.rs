@@ -13,7 +13,7 @@ use crate::ring::walk::{FIRST_AT, Walk};
 type Range = (u32, u64, u64);
 
 impl World {
-    /// Lives, then makes `count` sectors unreadable: the log shows the same contents as without
+    /// Runs, then makes `count` sectors unreadable: the log shows the same contents as without
     /// that, or is refused. Returns whether it was refused, and whether the place of a single
     /// sector required it to open (`Some(true)`) or to be refused (`Some(false)`).
     pub(crate) fn run_with_unreadable(
@@ -80,7 +80,7 @@ impl World {
             ));
         }
         if opened.recovery.unreadable.is_empty() && count == 1 {
-            return Err(format!("nobody hears of {place:?}"));
+            return Err(format!("{place:?} is not reported"));
         }
         self.check_opened(opened, disk)?;
         Ok((false, must_open))
@@ -127,7 +127,7 @@ impl World {
         Ok([needed, maybe])
     }
 
-    /// Lives with a program that writes batches of version 1, then with the present one.
+    /// Runs a program that writes batches of version 1, then with the present one.
     pub(crate) fn run_after_old_batches(&mut self) -> Result<(), String> {
         self.plan.planted.old_batches = true;
         self.run()?;
@@ -135,7 +135,7 @@ impl World {
         self.run()
     }
 
-    /// Lives once, then forges the batch at the end of the log. Returns `None` if that batch cannot
+    /// Runs once, then forges the batch at the end of the log. Returns `None` if that batch cannot
     /// be forged, otherwise whether the log was refused.
     pub(crate) fn run_with_forgery(&mut self) -> Result<Option<bool>, String> {
         self.run()?;
@@ -150,7 +150,7 @@ impl World {
         }
     }
 
-    /// Lives once, then damages one bit: the log is refused, or shows a true past. Returns whether
+    /// Runs once, then damages one bit: the log is refused, or shows a true past. Returns whether
     /// it was refused.
     pub(crate) fn run_with_damage(&mut self) -> Result<bool, String> {
         self.run()?;
@@ -168,8 +168,8 @@ impl World {
     /// Checks that the opened log shows a true past.
     fn check_opened(&mut self, opened: recovery::Opened, disk: SimDisk) -> Result<(), String> {
         let last_lsn = opened.recovery.last_lsn;
-        opened.overlay.set_sides(self.open_sides()?);
-        let shared = Shared::new(opened.overlay, last_lsn, self.destaged, 1, 0);
+        opened.overlay.set_spill_layers(self.open_spills()?);
+        let shared = SharedRing::new(opened.overlay, last_lsn, self.destaged, 1, 0);
         let start = CoreStart {
             config: opened.config,
             head: opened.head,

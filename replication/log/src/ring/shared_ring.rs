@@ -59,7 +59,7 @@ pub(crate) struct Target {
 
 /// The shared state; see the head of the file.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedRing {
     pub(crate) queue: Mutex<Queue>,
     waiters: Mutex<Waiters>,
     pub(crate) overlay: Overlay,
@@ -82,7 +82,7 @@ pub(crate) struct Shared {
     disk_failed_at: OnceLock<Lsn>,
     /// Whether the failure is an orderly end.
     is_finished: AtomicBool,
-    /// Log position: bytes written over all laps, including those skipped at the ends of files.
+    /// Log position: bytes written over all wraps, including those skipped at the ends of files.
     pub(crate) position: AtomicU64,
     /// Log position up to which everything is destaged.
     pub(crate) released_position: AtomicU64,
@@ -107,7 +107,7 @@ pub(crate) struct Counters {
     pub(crate) refusal: Mutex<Option<String>>,
 }
 
-impl Shared {
+impl SharedRing {
     pub(crate) fn new(
         overlay: Overlay,
         last_lsn: Lsn,
@@ -116,7 +116,7 @@ impl Shared {
         position: u64,
     ) -> Self {
         let queue = Queue::new(last_lsn.next(), queue_bytes_max);
-        Shared {
+        SharedRing {
             queue: Mutex::new(queue),
             waiters: Mutex::default(),
             overlay,
@@ -249,7 +249,7 @@ impl Shared {
     }
 
     /// Returns the newest entry that a flush beginning here covers, and records it for
-    /// [`Shared::flushed`].
+    /// [`SharedRing::flushed`].
     pub(crate) fn begin_flush(&self) -> Lsn {
         let target = self.acked();
         self.flushed.fetch_max(target.0, Ordering::Relaxed);
@@ -309,7 +309,7 @@ impl Shared {
         self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Like [`Shared::check`], but an orderly end is no failure: entries that reached the log
+    /// Like [`SharedRing::check`], but an orderly end is no failure: entries that reached the log
     /// before it are there.
     pub(crate) fn check_unfailed(&self) -> Result<()> {
         if self.is_finished.load(Ordering::Acquire) { Ok(()) } else { self.check() }
@@ -329,7 +329,7 @@ impl Shared {
         self.wake_all();
     }
 
-    /// Like [`Shared::fail`], after a failed write or sync of the log's files. Called by the thread
+    /// Like [`SharedRing::fail`], after a failed write or sync of the log's files. Called by the thread
     /// that raises the marks, which raises none from then on.
     pub(crate) fn fail_of_disk(&self, error: Error) {
         let _ = self.disk_failed_at.set(self.acked());
@@ -353,14 +353,14 @@ impl Shared {
         let durable = std::mem::take(&mut waiters.durable);
         drop(waiters);
         acked.into_values().chain(durable.into_values()).for_each(Waker::wake);
-        self.tell_changed();
+        self.notify_changed();
     }
 
-    pub(crate) fn tell_changed(&self) {
+    pub(crate) fn notify_changed(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
 
-    /// Like [`Shared::fail`], for an orderly end.
+    /// Like [`SharedRing::fail`], for an orderly end.
     pub(crate) fn finish(&self, error: Error) {
         if self.failure.set(error).is_ok() {
             self.is_finished.store(true, Ordering::Release);
@@ -463,12 +463,18 @@ mod tests {
         Target { lsn, wait: Wait::Written, is_entry: true }
     }
 
-    fn shared() -> Shared {
-        Shared::new(Overlay::new(Lsn(10), 0, Planted::default()), Lsn(10), Lsn(10), 1 << 20, 4096)
+    fn shared() -> SharedRing {
+        SharedRing::new(
+            Overlay::new(Lsn(10), 0, Planted::default()),
+            Lsn(10),
+            Lsn(10),
+            1 << 20,
+            4096,
+        )
     }
 
     #[test]
-    fn a_mark_wakes_whom_it_answers_and_nobody_else() {
+    fn mark_wakes_only_the_waiters_that_it_answers() {
         let (shared, count) = (shared(), Arc::new(Count(AtomicUsize::new(0))));
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
@@ -540,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_reaches_who_waits_and_who_comes_later() {
+    fn failure_reaches_present_and_later_waiters() {
         let (shared, count) = (shared(), Arc::new(Count(AtomicUsize::new(0))));
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);

@@ -1,4 +1,4 @@
-//! A side file: the data of one volume from one or more generations that were destaged without it.
+//! A spill file: the data of one volume from one or more generations that were destaged without it.
 //!
 //! Invariants:
 //! - The file's key comes from a fresh random salt, which is also its id, so no nonce repeats. No
@@ -14,13 +14,13 @@ use block::units::{SECTOR_BYTES, array_at, crc32c, u32_at, u64_at};
 use block::{Epoch, Lsn, VolumeId};
 
 /// Bytes of the header; payloads follow.
-pub(crate) const SIDE_HEADER_BYTES: usize = 128;
+pub(crate) const SPILL_HEADER_BYTES: usize = 128;
 /// Bytes of one row of the table.
-pub(crate) const SIDE_ROW_BYTES: usize = 32;
+pub(crate) const SPILL_ROW_BYTES: usize = 32;
 /// Purpose of the derived key; see [`block::seal::PoolKey::derive`].
-pub(crate) const SIDE_KEY_PURPOSE: &str = "side file";
+pub(crate) const SPILL_KEY_PURPOSE: &str = "side file";
 /// Largest payload of one row, which is that of a log entry. Source: `options::payload_bytes_max`.
-pub(crate) const SIDE_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+pub(crate) const SPILL_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// Format version that this program writes.
 const VERSION: u16 = 1;
 /// Nonce of the table; rows count from 0 and are fewer than 2^32.
@@ -39,13 +39,13 @@ const AT_TABLE_CRC: usize = 96; //     u32, CRC-32C of the sealed table and its 
 const AT_CRC: usize = 100; //          u32, CRC-32C of bytes 0..100
 const AT_ZERO: usize = 104; //         24 zero bytes
 const _: () = assert!(AT_ID == AT_OWN_FIELDS);
-const _: () = assert!(AT_ZERO + 24 == SIDE_HEADER_BYTES);
+const _: () = assert!(AT_ZERO + 24 == SPILL_HEADER_BYTES);
 
 const ROW_AT_SECTOR_COUNT: usize = 8; //   u64
 const ROW_AT_PLACE: usize = 16; //         u64, payload offset, or LSN of a lost entry
 const ROW_AT_PAYLOAD_BYTES: usize = 24; // u32, before sealing
 const ROW_AT_KIND: usize = 28; //          u8, then 3 zero bytes
-const _: () = assert!(ROW_AT_KIND + 4 == SIDE_ROW_BYTES);
+const _: () = assert!(ROW_AT_KIND + 4 == SPILL_ROW_BYTES);
 
 const KIND_WRITE: u8 = 1;
 const KIND_ZERO: u8 = 2;
@@ -54,15 +54,15 @@ const KIND_LOST: u8 = 4;
 
 const HEADER: HeaderFormat = HeaderFormat {
     magic: b"SPDLSIDE",
-    bytes: SIDE_HEADER_BYTES,
+    bytes: SPILL_HEADER_BYTES,
     versions: VERSION..=VERSION,
     incompatible_known: 0,
     at_crc: AT_CRC,
 };
 
-/// The header of a side file.
+/// The header of a spill file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SideHeader {
+pub(crate) struct SpillHeader {
     pub(crate) algorithm: Algorithm,
     pub(crate) pool: [u8; 16],
     pub(crate) id: [u8; SALT_BYTES],
@@ -77,14 +77,14 @@ pub(crate) struct SideHeader {
 
 /// Returns the bytes of the sealed table.
 fn table_bytes(row_count: u32) -> Option<u64> {
-    let row_bytes = u64::try_from(SIDE_ROW_BYTES).ok()?;
+    let row_bytes = u64::try_from(SPILL_ROW_BYTES).ok()?;
     u64::from(row_count).checked_mul(row_bytes)?.checked_add(u64::try_from(TAG_BYTES).ok()?)
 }
 
-impl SideHeader {
+impl SpillHeader {
     /// Returns the offset and the length of the sealed table; `None` if it ends beyond 2^62 bytes.
     pub(crate) fn table(&self) -> Option<(u64, u64)> {
-        let at = u64::try_from(SIDE_HEADER_BYTES).ok()?.checked_add(self.payload_bytes)?;
+        let at = u64::try_from(SPILL_HEADER_BYTES).ok()?.checked_add(self.payload_bytes)?;
         let bytes = table_bytes(self.row_count)?;
         at.checked_add(bytes).filter(|end| *end <= 1 << 62).map(|_| (at, bytes))
     }
@@ -94,8 +94,8 @@ impl SideHeader {
         self.table().and_then(|(at, bytes)| at.checked_add(bytes))
     }
 
-    pub(crate) fn encode(&self) -> [u8; SIDE_HEADER_BYTES] {
-        let mut bytes = [0; SIDE_HEADER_BYTES];
+    pub(crate) fn encode(&self) -> [u8; SPILL_HEADER_BYTES] {
+        let mut bytes = [0; SPILL_HEADER_BYTES];
         let fields = SharedFields { version: VERSION, incompatible: 0, pool: self.pool };
         HEADER.begin(&mut bytes, fields);
         put_algorithm(&mut bytes, self.algorithm);
@@ -112,9 +112,9 @@ impl SideHeader {
     }
 
     /// Reads a header from the first bytes of a file.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<SideHeader, FormatError> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<SpillHeader, FormatError> {
         let header = HEADER.open(bytes)?;
-        let found = SideHeader {
+        let found = SpillHeader {
             algorithm: header.algorithm()?,
             pool: header.fields.pool,
             id: header.id(AT_ID)?,
@@ -147,7 +147,7 @@ impl SideHeader {
 
 /// The contents of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SideContent {
+pub(crate) enum SpillContent {
     /// A payload of the row's sectors.
     Write {
         /// Offset of the sealed payload from the start of the payloads.
@@ -166,21 +166,21 @@ pub(crate) enum SideContent {
 
 /// A row of the table: consecutive sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SideRow {
+pub(crate) struct SpillRow {
     pub(crate) start_sector: u64,
     pub(crate) sector_count: u64,
-    pub(crate) content: SideContent,
+    pub(crate) content: SpillContent,
 }
 
-impl SideRow {
+impl SpillRow {
     /// Returns the bytes of the payload before sealing.
     pub(crate) fn payload_bytes(&self) -> u32 {
         match self.content {
-            SideContent::Write { .. } => {
+            SpillContent::Write { .. } => {
                 let bytes = self.sector_count.saturating_mul(SECTOR_BYTES);
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             }
-            SideContent::Zero | SideContent::Trim | SideContent::Lost { .. } => 0,
+            SpillContent::Zero | SpillContent::Trim | SpillContent::Lost { .. } => 0,
         }
     }
 
@@ -188,20 +188,20 @@ impl SideRow {
     pub(crate) fn sealed_bytes(&self) -> u64 {
         let tag_bytes = u64::try_from(TAG_BYTES).unwrap_or(u64::MAX);
         match self.content {
-            SideContent::Write { .. } => u64::from(self.payload_bytes()).saturating_add(tag_bytes),
+            SpillContent::Write { .. } => u64::from(self.payload_bytes()).saturating_add(tag_bytes),
             _ => 0,
         }
     }
 
     /// Returns the stored form, which the payload's seal binds too.
-    pub(crate) fn encode(&self) -> [u8; SIDE_ROW_BYTES] {
+    pub(crate) fn encode(&self) -> [u8; SPILL_ROW_BYTES] {
         let (kind, place) = match self.content {
-            SideContent::Write { offset } => (KIND_WRITE, offset),
-            SideContent::Zero => (KIND_ZERO, 0),
-            SideContent::Trim => (KIND_TRIM, 0),
-            SideContent::Lost { lsn } => (KIND_LOST, lsn.0),
+            SpillContent::Write { offset } => (KIND_WRITE, offset),
+            SpillContent::Zero => (KIND_ZERO, 0),
+            SpillContent::Trim => (KIND_TRIM, 0),
+            SpillContent::Lost { lsn } => (KIND_LOST, lsn.0),
         };
-        let mut bytes = [0; SIDE_ROW_BYTES];
+        let mut bytes = [0; SPILL_ROW_BYTES];
         put(&mut bytes, 0, &self.start_sector.to_le_bytes());
         put(&mut bytes, ROW_AT_SECTOR_COUNT, &self.sector_count.to_le_bytes());
         put(&mut bytes, ROW_AT_PLACE, &place.to_le_bytes());
@@ -210,24 +210,24 @@ impl SideRow {
         bytes
     }
 
-    fn decode(table: &[u8], at: usize) -> Result<SideRow, FormatError> {
-        let row: [u8; SIDE_ROW_BYTES] = array_at(table, at).ok_or(FormatError::Short)?;
+    fn decode(table: &[u8], at: usize) -> Result<SpillRow, FormatError> {
+        let row: [u8; SPILL_ROW_BYTES] = array_at(table, at).ok_or(FormatError::Short)?;
         let u64_of = |at| u64_at(&row, at).ok_or(FormatError::Short);
         let [kind, 0, 0, 0] = array_at(&row, ROW_AT_KIND).ok_or(FormatError::Short)? else {
             return Err(FormatError::Range);
         };
         let place = u64_of(ROW_AT_PLACE)?;
         let content = match kind {
-            KIND_WRITE => SideContent::Write { offset: place },
-            KIND_ZERO if place == 0 => SideContent::Zero,
-            KIND_TRIM if place == 0 => SideContent::Trim,
-            KIND_LOST => SideContent::Lost { lsn: Lsn(place) },
+            KIND_WRITE => SpillContent::Write { offset: place },
+            KIND_ZERO if place == 0 => SpillContent::Zero,
+            KIND_TRIM if place == 0 => SpillContent::Trim,
+            KIND_LOST => SpillContent::Lost { lsn: Lsn(place) },
             _ => return Err(FormatError::Range),
         };
-        let row_of = SideRow { start_sector: u64_of(0)?, sector_count: u64_of(8)?, content };
+        let row_of = SpillRow { start_sector: u64_of(0)?, sector_count: u64_of(8)?, content };
         let payload_bytes = u32_at(&row, ROW_AT_PAYLOAD_BYTES).ok_or(FormatError::Short)?;
         let is_sane = row_of.payload_bytes() == payload_bytes
-            && payload_bytes <= SIDE_PAYLOAD_BYTES_MAX
+            && payload_bytes <= SPILL_PAYLOAD_BYTES_MAX
             && row_of.sector_count > 0
             && row_of
                 .start_sector
@@ -240,15 +240,15 @@ impl SideRow {
 /// Seals the table and completes the header: row count, payload bytes and checksum. `None` if the
 /// header cannot express them.
 pub(crate) fn seal_table(
-    header: &mut SideHeader,
-    rows: &[SideRow],
+    header: &mut SpillHeader,
+    rows: &[SpillRow],
     key: &SealKey,
 ) -> Option<Vec<u8>> {
     header.row_count = u32::try_from(rows.len()).ok()?;
     header.payload_bytes =
         rows.iter().try_fold(0u64, |sum, row| sum.checked_add(row.sealed_bytes()))?;
     header.file_bytes()?;
-    let mut table: Vec<u8> = rows.iter().flat_map(SideRow::encode).collect();
+    let mut table: Vec<u8> = rows.iter().flat_map(SpillRow::encode).collect();
     let tag = key.seal(TABLE_NONCE, &header.associated(), &mut table);
     table.extend_from_slice(&tag);
     header.table_checksum = crc32c(&table);
@@ -258,10 +258,10 @@ pub(crate) fn seal_table(
 /// Opens the sealed table that belongs to `header`. Checks that rows are in order and disjoint, and
 /// that their payloads have no gaps.
 pub(crate) fn open_table(
-    header: &SideHeader,
+    header: &SpillHeader,
     sealed: &mut [u8],
     key: &SealKey,
-) -> Result<Vec<SideRow>, FormatError> {
+) -> Result<Vec<SpillRow>, FormatError> {
     let len = table_bytes(header.row_count).and_then(|bytes| usize::try_from(bytes).ok());
     let len = len.ok_or(FormatError::Range)?;
     if part(sealed, 0, len)?.len() != sealed.len() {
@@ -272,12 +272,12 @@ pub(crate) fn open_table(
     }
     let table =
         key.open(TABLE_NONCE, &header.associated(), sealed).map_err(|_| FormatError::Seal)?;
-    let mut rows = Vec::with_capacity(table.len().div_ceil(SIDE_ROW_BYTES));
+    let mut rows = Vec::with_capacity(table.len().div_ceil(SPILL_ROW_BYTES));
     let (mut end_sector, mut payload_end) = (0u64, 0u64);
-    for at in (0..table.len()).step_by(SIDE_ROW_BYTES) {
-        let row = SideRow::decode(table, at)?;
+    for at in (0..table.len()).step_by(SPILL_ROW_BYTES) {
+        let row = SpillRow::decode(table, at)?;
         let is_placed = match row.content {
-            SideContent::Write { offset } => offset == payload_end,
+            SpillContent::Write { offset } => offset == payload_end,
             _ => true,
         };
         if row.start_sector < end_sector || !is_placed {
@@ -291,8 +291,8 @@ pub(crate) fn open_table(
 }
 
 /// Opens one payload in place, given exactly its sealed bytes.
-pub(crate) fn open_side_payload<'a>(
-    row: &SideRow,
+pub(crate) fn open_spill_payload<'a>(
+    row: &SpillRow,
     index: u32,
     key: &SealKey,
     sealed: &'a mut [u8],

@@ -1,8 +1,8 @@
-//! The side files of the log: data of a volume that cannot enter the data tier is set aside, so
+//! The spill files of the log: they take the data of a stalled volume, so
 //! that the log does not wait for it.
 //!
 //! Invariants:
-//! - A side file counts once the data tier's metadata names it. Until then it is a copy of data in
+//! - A spill file counts once the data tier's metadata names it. Until then it is a copy of data in
 //!   the log, and removing it loses nothing.
 //! - Files are removed only when neither the overlay nor that metadata names them.
 
@@ -13,18 +13,18 @@ use crate::overlay::spill_layer::SideLayer;
 use crate::overlay::spill_resident::{SideFileId, SideResident};
 use crate::overlay::{Generation, LayersOf};
 use crate::spill::dir as spill_dir;
-use crate::spill::{self, SideSeed};
+use crate::spill::{self, SpillSeed};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Pairs of neighbours merged with each new side file of a volume that has too many. The pairs with
-/// the least to write are chosen, so a merge writes a few percent of the volume's side data. Two,
+/// Pairs of neighbours merged with each new spill file of a volume that has too many. The pairs with
+/// the least to write are chosen, so a merge writes a few percent of the volume's spilled data. Two,
 /// so that the number of files falls.
-const SIDE_MERGES_MAX: usize = 2;
+const SPILL_MERGES_MAX: usize = 2;
 
-/// The intended side files of one volume.
+/// The intended spill files of one volume.
 #[derive(Clone, Debug)]
 pub struct SideChange {
     volume: VolumeId,
@@ -47,14 +47,14 @@ impl SideChange {
     }
 }
 
-/// Contents of the oldest side files of a volume.
+/// Contents of the oldest spill files of a volume.
 #[derive(Clone, Debug)]
 pub struct SidePart {
     volume: VolumeId,
     /// The combined contents: sorted, disjoint extents.
     pub pieces: Vec<Piece>,
     files: Vec<SideFileId>,
-    /// The volume's other side files, oldest first.
+    /// The volume's other spill files, oldest first.
     pub rest: Vec<SideFileId>,
 }
 
@@ -67,23 +67,23 @@ impl SidePart {
     }
 }
 
-/// Side files that nothing names any more.
+/// Spill files that nothing names any more.
 #[derive(Debug, Default)]
 #[must_use = "the files stay until they are removed"]
 pub struct ObsoleteSides(pub(super) Vec<PathBuf>);
 
 impl Log {
-    /// Reads a payload of a side file; verifies and decrypts it.
+    /// Reads a payload of a spill file; verifies and decrypts it.
     ///
     /// # Errors
     /// `Corrupt`, naming file and offset, if it does not verify; `Io` if it cannot be read.
     pub async fn read_side(&self, resident: &SideResident) -> Result<Bytes> {
         let resident = resident.clone();
         let read = tokio::task::spawn_blocking(move || resident.read());
-        read.await.map_err(|e| Error::with_source(ErrorKind::Io, "read a side file", e))?
+        read.await.map_err(|e| Error::with_source(ErrorKind::Io, "read a spill file", e))?
     }
 
-    /// Writes the data of `volume` in `generation`, the oldest frozen one, to a side file, so that
+    /// Writes the data of `volume` in `generation`, the oldest frozen one, to a spill file, so that
     /// the rest of the generation can be destaged alone. The file counts once the data tier's
     /// metadata names [`SideChange::files`]; until then it is only a copy. A payload that no longer
     /// verifies is marked as lost. A payload that the disk does not read is marked as lost only if
@@ -101,28 +101,28 @@ impl Log {
         let (inner, generation) = (Arc::clone(&self.inner), Arc::clone(generation));
         let write = move || inner.write_side(&generation, volume, are_unreadable_lost);
         let write = tokio::task::spawn_blocking(write);
-        write.await.map_err(|e| Error::with_source(ErrorKind::Io, "write a side file", e))?
+        write.await.map_err(|e| Error::with_source(ErrorKind::Io, "write a spill file", e))?
     }
 
-    /// Merges the oldest side files of `volume` for destage: at least one file, as many as fit into
+    /// Merges the oldest spill files of `volume` for destage: at least one file, as many as fit into
     /// `payload_bytes_max`, and none beyond the first snapshot that separates two of them. Empty if
     /// the volume has none.
     ///
     /// # Errors
     /// `Io` if the work was cut short.
     pub async fn side_part(&self, volume: VolumeId, payload_bytes_max: u64) -> Result<SidePart> {
-        self.side_part_of(volume, payload_bytes_max, false).await
+        self.spill_part_of(volume, payload_bytes_max, false).await
     }
 
-    /// Like [`Log::side_part`], for all side files, regardless of size and snapshots.
+    /// Like [`Log::side_part`], for all spill files, regardless of size and snapshots.
     ///
     /// # Errors
     /// Those of [`Log::side_part`].
     pub async fn all_sides(&self, volume: VolumeId) -> Result<SidePart> {
-        self.side_part_of(volume, u64::MAX, true).await
+        self.spill_part_of(volume, u64::MAX, true).await
     }
 
-    async fn side_part_of(
+    async fn spill_part_of(
         &self,
         volume: VolumeId,
         payload_bytes_max: u64,
@@ -130,7 +130,7 @@ impl Log {
     ) -> Result<SidePart> {
         let inner = Arc::clone(&self.inner);
         let merge = move || {
-            let layers = inner.shared.overlay.sides_of(volume);
+            let layers = inner.shared.overlay.spill_layers_of(volume);
             let mut bytes = 0;
             let mut last_lsn = Lsn::NONE;
             let overlay = &inner.shared.overlay;
@@ -151,17 +151,17 @@ impl Log {
             }
         };
         let merged = tokio::task::spawn_blocking(merge).await;
-        merged.map_err(|e| Error::with_source(ErrorKind::Io, "merge side files", e))
+        merged.map_err(|e| Error::with_source(ErrorKind::Io, "merge spill files", e))
     }
 
-    /// Drops the side files of `part` once the data tier holds all of their contents and its
+    /// Drops the spill files of `part` once the data tier holds all of their contents and its
     /// metadata durably names only the volume's remaining files.
     pub fn drop_sides(&self, part: &SidePart) -> ObsoleteSides {
-        let mut layers = self.inner.shared.overlay.sides_of(part.volume);
+        let mut layers = self.inner.shared.overlay.spill_layers_of(part.volume);
         layers.retain(|layer| !part.files.contains(&layer.id()));
         let change = SideChange { volume: part.volume, layers, passing: Vec::new() };
         let (changes, obsolete) = self.take_changes(vec![change]);
-        self.inner.shared.overlay.change_sides(changes);
+        self.inner.shared.overlay.change_spill_layers(changes);
         obsolete
     }
 
@@ -170,7 +170,7 @@ impl Log {
     pub fn discard_sides(&self, changes: Vec<SideChange>) -> ObsoleteSides {
         let mut obsolete = Vec::new();
         for change in changes {
-            let kept = self.inner.shared.overlay.sides_of(change.volume);
+            let kept = self.inner.shared.overlay.spill_layers_of(change.volume);
             let is_new = |id: &SideFileId| kept.iter().all(|layer| layer.id() != *id);
             let names = change.files().into_iter().filter(is_new).chain(change.passing);
             obsolete.extend(names.map(|id| self.inner.dir.join(id.file_name(change.volume))));
@@ -182,7 +182,7 @@ impl Log {
         let mut obsolete = Vec::new();
         for change in &changes {
             let kept = change.files();
-            let before = self.inner.shared.overlay.sides_of(change.volume);
+            let before = self.inner.shared.overlay.spill_layers_of(change.volume);
             let gone = before.iter().map(|layer| layer.id()).filter(|id| !kept.contains(id));
             let names = gone.chain(change.passing.iter().copied());
             obsolete.extend(names.map(|id| self.inner.dir.join(id.file_name(change.volume))));
@@ -196,7 +196,7 @@ impl Log {
         if !obsolete.0.is_empty() {
             let removal = tokio::task::spawn_blocking(move || spill_dir::remove(&obsolete.0));
             if let Err(error) = removal.await {
-                tracing::warn!(%error, "side files stay for now");
+                tracing::warn!(%error, "spill files stay for now");
             }
         }
     }
@@ -218,14 +218,14 @@ impl LogInner {
         let mut fresh = Vec::new();
         let written = self.write_layers(volume, &mut fresh, |fresh| {
             let create = |first_lsn, last_lsn, pieces: &[Piece]| {
-                self.create_side(volume, first_lsn, last_lsn, pieces, are_unreadable_lost)
+                self.create_spill(volume, first_lsn, last_lsn, pieces, are_unreadable_lost)
             };
             let new = create(first_lsn, last_lsn, &pieces)?.since(since);
             fresh.push(new.id());
-            let mut layers = self.shared.overlay.sides_of(volume);
+            let mut layers = self.shared.overlay.spill_layers_of(volume);
             layers.push(Arc::new(new));
-            let count_max = self.shared.overlay.side_files_max(volume);
-            for _ in 0..SIDE_MERGES_MAX {
+            let count_max = self.shared.overlay.spill_files_max(volume);
+            for _ in 0..SPILL_MERGES_MAX {
                 let index = spill::cheapest_pair(&layers, |older, newer| {
                     !self.shared.overlay.is_snapshot_between(
                         volume,
@@ -264,7 +264,7 @@ impl LogInner {
         })
     }
 
-    fn create_side(
+    fn create_spill(
         &self,
         volume: VolumeId,
         first_lsn: Lsn,
@@ -272,7 +272,7 @@ impl LogInner {
         pieces: &[Piece],
         are_unreadable_lost: bool,
     ) -> Result<SideLayer> {
-        let seed = SideSeed {
+        let seed = SpillSeed {
             pool: self.identity.pool,
             epoch: self.identity.epoch,
             algorithm: self.options.algorithm,
