@@ -1,12 +1,27 @@
-//! The write log of a pool: one log for all its volumes, and an index of the data that only the log
-//! holds.
+//! The write log of one machine: one log for all volumes of a pool, in a ring of files, and an index
+//! of the data that only the log holds.
+//!
+//! It owns the log's directory and every byte in it. It refuses to know where data goes afterwards:
+//! the data tier, volumes' names and sizes, snapshots' meaning, clients, and other machines. Its
+//! callers say which LSN is stored elsewhere.
 //!
 //! Invariants:
-//! - An acknowledged entry survives a crash of the process; a flushed entry also survives a loss
-//!   of power.
+//! - An acknowledged entry survives a crash of the process; a flushed entry also survives a loss of
+//!   power.
 //! - The overlay shows the acknowledged entries, in log order, and never a part of an entry.
-//! - The state machine (`core.rs`) does no I/O itself. Threads and the simulation in the tests step
-//!   it in the same way.
+//! - The state machine (`ring/core.rs`) does no I/O and has no clock of its own. Threads and the
+//!   simulation in the tests step it in the same way.
+//! - Folders see each other in one direction, and no two files of different folders import each
+//!   other.
+//!
+//! ```text
+//! format    bytes <-> types, pure        disk      the directory and its device
+//! overlay   entries not destaged yet     spill     files of volumes that cannot be destaged
+//! ring      state machine, recovery      throttle  delays as the log fills
+//! log       the interface for callers    sim       machines that crash, from a seed (tests)
+//!
+//! log -> {ring, spill, throttle}   ring -> {spill, overlay, disk}   spill -> overlay -> disk -> format
+//! ```
 #![deny(unsafe_code)]
 
 mod disk;

@@ -18,7 +18,9 @@ pub(crate) mod spill_layer;
 pub(crate) mod spill_resident;
 
 use crate::format::entry::EntryKind;
+use crate::options::NewEntry;
 use crate::overlay::extents::{Cut, ExtentMap, Piece, Source, Weight};
+use crate::overlay::log_resident::LogResident;
 use crate::overlay::map_ahead::map_ahead;
 use crate::overlay::spill_layer::SideLayer;
 use crate::planted::Planted;
@@ -274,14 +276,11 @@ pub(crate) struct Incoming {
     pub(crate) start_sector: u64,
     pub(crate) sector_count: u64,
     pub(crate) payload: Bytes,
-    pub(crate) resident: Option<crate::overlay::log_resident::LogResident>,
+    pub(crate) resident: Option<LogResident>,
 }
 
 impl Incoming {
-    pub(crate) fn new(
-        entry: crate::NewEntry,
-        resident: crate::overlay::log_resident::LogResident,
-    ) -> Self {
+    pub(crate) fn new(entry: NewEntry, resident: LogResident) -> Self {
         let resident = (entry.kind == EntryKind::Write).then_some(resident);
         Incoming {
             volume: entry.volume,

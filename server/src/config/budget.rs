@@ -51,7 +51,7 @@ const OVERLAY_PART: u64 = 8;
 const OVERLAY_BYTES_MIN: u64 = 32 << 20;
 const OVERLAY_BYTES_MAX: u64 = 4 << 30;
 /// Bytes of the overlay's index per extent: 104 for key and extent, in nodes that are two thirds
-/// full, and its share of a batch. Source: `replication/log/src/extents.rs`, where a test checks the
+/// full, and its share of a batch. Source: `replication/log/src/overlay/extents.rs`, where a test checks the
 /// 104.
 const EXTENT_BYTES: u64 = 192;
 /// Smallest share for payloads of the log that are not destaged yet.
