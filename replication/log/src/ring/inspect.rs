@@ -1,9 +1,9 @@
-//! Examines a log that another owner has overtaken, before it is moved away: whether it was
-//! overtaken, and what it holds. Needs no key and does not open the log.
+//! Examines a log that another owner has superseded, before it is moved away: whether it was
+//! superseded, and what it holds. Needs no key and does not open the log.
 //!
 //! Invariants:
 //! - Nothing is locked or changed.
-//! - A log is overtaken only if none of its batches, wherever in the ring and whatever it follows,
+//! - A log is superseded only if none of its batches, wherever in the ring and whatever it follows,
 //!   was written since the pool's directory belongs to the present owner. A single such batch makes
 //!   it a log to replay or to refuse, which recovery decides.
 //! - Its contents are reported as stored only if the log itself proves it.
@@ -21,7 +21,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// A log that was overtaken.
+/// A log that was superseded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogSummary {
     /// Highest epoch of the owners that wrote it.
@@ -48,7 +48,7 @@ pub fn find_overtaken(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option
         Error::with_source(ErrorKind::Io, format!("look at the log in {}", dir.display()), error)
     };
     let reader = DirReader::open(dir).map_err(failed)?;
-    let Some(summary) = overtaken(&reader, pool, since, Planted::from_environment())? else {
+    let Some(summary) = superseded(&reader, pool, since, Planted::from_environment())? else {
         return Ok(None);
     };
     let (side_file_count, side_bytes) = spill_dir::weigh(dir)?;
@@ -56,7 +56,7 @@ pub fn find_overtaken(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option
 }
 
 /// Like [`find_overtaken`], without the spill files.
-pub(crate) fn overtaken(
+pub(crate) fn superseded(
     reader: &dyn DiskReader,
     pool: [u8; 16],
     since: Epoch,

@@ -415,7 +415,7 @@ mod tests {
 
     fn waits(place: Result<Place>) -> Ticket {
         match place.unwrap() {
-            Place::At(lsn) => panic!("it overtook the waiting groups, at {lsn}"),
+            Place::At(lsn) => panic!("it passed the waiting groups, at {lsn}"),
             Place::Waits(ticket) => ticket,
         }
     }

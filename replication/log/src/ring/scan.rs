@@ -72,7 +72,7 @@ impl<'a> Scan<'a> {
         let taken = self.walk.newest.expect("the walk has taken one");
         let header = taken.header;
         if header.epoch > self.args.identity.epoch {
-            return Err(self.overtaken(header.epoch, taken.at));
+            return Err(self.superseded(header.epoch, taken.at));
         }
         if header.trim_lsn > self.args.destaged {
             return Err(self.rolled_back(header.trim_lsn));
@@ -306,7 +306,7 @@ impl<'a> Scan<'a> {
         )
     }
 
-    fn overtaken(&self, epoch: Epoch, at: At) -> Error {
+    fn superseded(&self, epoch: Epoch, at: At) -> Error {
         Error::new(
             ErrorKind::Fenced,
             format!(

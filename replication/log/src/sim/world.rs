@@ -135,7 +135,7 @@ pub(crate) struct Stats {
     pub(crate) caught_up: u64,
     /// Volumes compared with the contents of a snapshot.
     pub(crate) snapshots: u64,
-    /// Checks of the log as an overtaken one, and those that found all of it in the data tier.
+    /// Checks of the log as an superseded one, and those that found all of it in the data tier.
     pub(crate) summaries: u64,
     pub(crate) in_store: u64,
     /// Batches after which a flush was expected.
@@ -242,15 +242,16 @@ impl World {
         (recovery::open(&mut disk, &args), disk)
     }
 
-    /// Checks the question that precedes an open: whether another owner has overtaken the log. None
+    /// Checks the question that precedes an open: whether another owner has superseded the log. None
     /// has, so the answer may be yes only for an owner later than all that wrote it, and entries
     /// that are not in the data tier must not be reported as stored.
-    fn check_not_overtaken(&mut self) -> Result<(), String> {
+    fn check_not_superseded(&mut self) -> Result<(), String> {
         let reader = self.disk().reader();
         let (pool, planted) = (self.identity.pool, self.plan.planted);
-        let ask = |since| inspect::overtaken(&*reader, pool, since, planted).map_err(|e| e.chain());
+        let ask =
+            |since| inspect::superseded(&*reader, pool, since, planted).map_err(|e| e.chain());
         if let Some(summary) = ask(self.identity.served_epoch)? {
-            return Err(format!("an own log counts as overtaken: {summary:?}"));
+            return Err(format!("an own log counts as superseded: {summary:?}"));
         }
         let Some(summary) = ask(Epoch(self.identity.epoch.0 + 1))? else { return Ok(()) };
         let is_all_stored = self.destaged >= self.acked.max(self.durable);
@@ -284,7 +285,7 @@ impl World {
             disk.kill();
             self.pass_time()?;
         }
-        self.check_not_overtaken()?;
+        self.check_not_superseded()?;
         let disk = self.disk();
         let (opened, mut disk) = self.try_open(disk);
         self.note_open(&opened)?;
