@@ -191,7 +191,7 @@ impl World {
         });
     }
 
-    fn side_file_count(&self) -> usize {
+    fn spill_file_count(&self) -> usize {
         let is_side = |path: &PathBuf| {
             path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("side-"))
         };
@@ -214,7 +214,7 @@ impl World {
             let mut is_to_heal = point.starts_with("late");
             self.load(|| {
                 // By then the side files hold writes that were acknowledged under load.
-                if is_to_heal && self.side_file_count() > 2 {
+                if is_to_heal && self.spill_file_count() > 2 {
                     self.heal();
                     is_to_heal = false;
                 }
@@ -231,7 +231,7 @@ impl World {
         assert_eq!(died.as_deref(), Some(point), "SEED={}", self.written.seed);
         // An ordinary destage passes some of these points too.
         let is_first = point == "side-start" && nth == 1;
-        assert!(is_first || self.side_file_count() > 0, "it died without a side file");
+        assert!(is_first || self.spill_file_count() > 0, "it died without a side file");
         for window in &self.written.windows {
             window.model.lock().expect("no panic holds it").crashed();
         }
@@ -288,7 +288,7 @@ fn a_death_loses_nothing(point: &str, nths: &[u64]) {
             while !world.daemon.command(&["flush"]).status.success() {
                 assert!(Instant::now() < end, "SEED={seed}: it does not catch up");
             }
-            assert_eq!(world.side_file_count(), 0, "SEED={seed}: side files are left");
+            assert_eq!(world.spill_file_count(), 0, "SEED={seed}: side files are left");
             world.daemon.kill();
             world.restart();
             world.check_base(true);

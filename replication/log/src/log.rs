@@ -15,7 +15,7 @@ mod waiting;
 
 pub use self::noting::LogNotes;
 use self::noting::Noted;
-pub use self::spilling::{ObsoleteSides, SideChange, SidePart};
+pub use self::spilling::{ObsoleteSpillFiles, SpillChange, SpillPart};
 pub use self::status::{LogStatus, RingSpace};
 use self::thread::{FailOnPanic, LogThread};
 use self::waiting::Reached;
@@ -176,12 +176,12 @@ impl Log {
 
     /// Like [`Log::release`], once the data tier's metadata also durably names the spill files of
     /// `changes`, which replace the generation's data of their volumes. Returns the files that
-    /// nothing names any more, for [`Log::remove_sides`].
+    /// nothing names any more, for [`Log::remove_spill_files`].
     pub fn release_with(
         &self,
         generation: &Arc<Generation>,
-        changes: Vec<SideChange>,
-    ) -> ObsoleteSides {
+        changes: Vec<SpillChange>,
+    ) -> ObsoleteSpillFiles {
         let inner = &self.inner;
         let (changes, obsolete) = self.take_changes(changes);
         inner.shared.overlay.release(generation, changes);
@@ -204,7 +204,7 @@ impl Log {
 
     /// Notes that the caller waits before it destages the next frozen generation: the time
     /// until the next release then says nothing about the speed of destage.
-    pub fn rest(&self) {
+    pub fn note_destage_pause(&self) {
         self.inner.gate.on_pause();
     }
 

@@ -22,7 +22,7 @@ use crate::options::NewEntry;
 use crate::overlay::extents::{Cut, ExtentMap, Piece, Source, Weight};
 use crate::overlay::log_resident::LogResident;
 use crate::overlay::map_ahead::map_ahead;
-use crate::overlay::spill_layer::SideLayer;
+use crate::overlay::spill_layer::SpillLayer;
 use crate::planted::Planted;
 use block::buffers::PayloadBuffers;
 use block::{Lsn, VolumeId};
@@ -138,10 +138,10 @@ impl Generation {
 }
 
 /// A volume and its spill layers, oldest first.
-pub(crate) type LayersOf = (VolumeId, Vec<Arc<SideLayer>>);
+pub(crate) type LayersOf = (VolumeId, Vec<Arc<SpillLayer>>);
 
 /// The spill layers of each volume that has any, oldest first.
-pub(crate) type SpillLayers = HashMap<VolumeId, Vec<Arc<SideLayer>>>;
+pub(crate) type SpillLayers = HashMap<VolumeId, Vec<Arc<SpillLayer>>>;
 
 #[derive(Debug)]
 struct Stack {
@@ -234,7 +234,7 @@ impl Stack {
     }
 }
 
-fn change(spills: &mut SpillLayers, changes: Vec<LayersOf>) -> Vec<Vec<Arc<SideLayer>>> {
+fn change(spills: &mut SpillLayers, changes: Vec<LayersOf>) -> Vec<Vec<Arc<SpillLayer>>> {
     let replace = |(volume, layers): LayersOf| {
         if layers.is_empty() { spills.remove(&volume) } else { spills.insert(volume, layers) }
     };
@@ -247,9 +247,9 @@ pub struct VolumeWeight {
     /// Bytes of payload in the ring.
     pub log_bytes: u64,
     /// Bytes of payload in spill files.
-    pub side_bytes: u64,
+    pub spill_bytes: u64,
     /// Number of spill files.
-    pub side_file_count: u64,
+    pub spill_file_count: u64,
     /// Extents, in the ring and in spill files.
     pub extent_count: u64,
     /// Extents in the ring.
@@ -409,15 +409,15 @@ impl Overlay {
         }
         for layer in stack.spills.get(&volume).into_iter().flatten() {
             found.extent_count += layer.weight.extent_count;
-            found.side_bytes += layer.weight.payload_bytes;
-            found.side_file_count += 1;
+            found.spill_bytes += layer.weight.payload_bytes;
+            found.spill_file_count += 1;
         }
         found
     }
 
     /// Returns the number of spill files of the volume.
     #[must_use]
-    pub fn side_file_count(&self, volume: VolumeId) -> usize {
+    pub fn spill_file_count(&self, volume: VolumeId) -> usize {
         self.stack.read().spills.get(&volume).map_or(0, Vec::len)
     }
 
@@ -430,7 +430,7 @@ impl Overlay {
     }
 
     /// Returns the volume's spill layers, oldest first.
-    pub(crate) fn spill_layers_of(&self, volume: VolumeId) -> Vec<Arc<SideLayer>> {
+    pub(crate) fn spill_layers_of(&self, volume: VolumeId) -> Vec<Arc<SpillLayer>> {
         self.stack.read().spills.get(&volume).cloned().unwrap_or_default()
     }
 

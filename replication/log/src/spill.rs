@@ -14,8 +14,8 @@ use crate::format::spill::{
     seal_table,
 };
 use crate::overlay::extents::{Cut, ExtentMap, Piece, Source, Weight};
-use crate::overlay::spill_layer::SideLayer;
-use crate::overlay::spill_resident::{SideFileId, SpillBytes, SpillFile};
+use crate::overlay::spill_layer::SpillLayer;
+use crate::overlay::spill_resident::{SpillBytes, SpillFile, SpillFileId};
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
@@ -37,7 +37,7 @@ pub(crate) struct SpillSeed {
     pub(crate) epoch: Epoch,
     pub(crate) algorithm: Algorithm,
     pub(crate) volume: VolumeId,
-    pub(crate) id: SideFileId,
+    pub(crate) id: SpillFileId,
 }
 
 /// Writes a spill file with `pieces`, which are sorted and disjoint. `read` fetches a payload; if it
@@ -106,7 +106,7 @@ fn content_of(
             return Ok((SpillContent::Write { offset }, Some(bytes.clone())));
         }
         Source::LogResident(resident) => resident.lsn(),
-        Source::SideResident(resident) => resident.last_lsn(),
+        Source::SpillResident(resident) => resident.last_lsn(),
         Source::Beneath => unreachable!("a layer's extents are its own"),
     };
     match read(&piece.source) {
@@ -180,12 +180,12 @@ pub(crate) fn open(
     name: String,
     bytes: Box<dyn SpillBytes>,
     volume: VolumeId,
-    id: SideFileId,
+    id: SpillFileId,
     reader: &SpillReader<'_>,
-) -> Result<SideLayer> {
+) -> Result<SpillLayer> {
     let header = read_header(&name, &*bytes, reader)?;
     let found =
-        SideFileId { first_lsn: header.first_lsn, last_lsn: header.last_lsn, id: header.id };
+        SpillFileId { first_lsn: header.first_lsn, last_lsn: header.last_lsn, id: header.id };
     if (header.volume, found) != (volume, id) {
         let what = format!("open spill file {name}: it says that it is another one");
         return Err(Error::new(ErrorKind::Corrupt, what));
@@ -196,7 +196,7 @@ pub(crate) fn open(
     let key = reader.key.derive(header.algorithm, &header.id, SPILL_KEY_PURPOSE);
     let rows = open_table(&header, &mut table, &key).map_err(|e| format_error(&name, e))?;
     let file = Arc::new(SpillFile { name, id, key, bytes });
-    Ok(SideLayer::index(&file, &rows))
+    Ok(SpillLayer::index(&file, &rows))
 }
 
 fn format_error(name: &str, error: FormatError) -> Error {
@@ -214,7 +214,7 @@ fn io_error(what: String, error: io::Error) -> Error {
 }
 
 /// Merges layers, given oldest first, into the contents that they show together.
-pub(crate) fn merge<'a>(layers: impl IntoIterator<Item = &'a Arc<SideLayer>>) -> Vec<Piece> {
+pub(crate) fn merge<'a>(layers: impl IntoIterator<Item = &'a Arc<SpillLayer>>) -> Vec<Piece> {
     let mut merged = ExtentMap::default();
     let mut weight = Weight::default();
     for layer in layers {
@@ -229,10 +229,10 @@ pub(crate) fn merge<'a>(layers: impl IntoIterator<Item = &'a Arc<SideLayer>>) ->
 /// Returns the index of the older layer of the adjacent pair that costs least to rewrite. Both
 /// layers must be whole, and `may_join` must allow the pair.
 pub(crate) fn cheapest_pair(
-    layers: &[Arc<SideLayer>],
-    may_join: impl Fn(SideFileId, SideFileId) -> bool,
+    layers: &[Arc<SpillLayer>],
+    may_join: impl Fn(SpillFileId, SpillFileId) -> bool,
 ) -> Option<usize> {
-    let cost = |layer: &SideLayer| layer.weight.payload_bytes + layer.weight.extent_count * 32;
+    let cost = |layer: &SpillLayer| layer.weight.payload_bytes + layer.weight.extent_count * 32;
     let pairs = layers.windows(2).enumerate();
     let whole = pairs.filter(|(_, pair)| {
         pair.iter().all(|layer| layer.is_whole) && may_join(pair[0].id(), pair[1].id())

@@ -10,7 +10,8 @@ use bytes::Bytes;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 use wal::{
-    EntryKind, IoMode, Log, LogIdentity, LogOptions, NewEntry, Recovery, SidesWanted, Source, Wait,
+    EntryKind, IoMode, Log, LogIdentity, LogOptions, NewEntry, Recovery, Source, SpillFilesWanted,
+    Wait,
 };
 
 const VOLUME: VolumeId = VolumeId(7);
@@ -65,7 +66,7 @@ async fn contents(log: &Log, sector: u64) -> Option<u8> {
             Some(log.read(resident).await.expect("reads").expect("is not released")[0])
         }
         Source::Zeroes { .. } => Some(0),
-        Source::SideResident(_) | Source::Lost { .. } | Source::Beneath => None,
+        Source::SpillResident(_) | Source::Lost { .. } | Source::Beneath => None,
     }
 }
 
@@ -629,14 +630,14 @@ async fn spilled_data_keeps_its_age() {
             log.append(write(round * 8, 1, 8), Wait::Written).await.unwrap();
         }
         let frozen = log.freeze().unwrap();
-        let change = log.write_side(&frozen, VOLUME, false).await.unwrap();
+        let change = log.write_spill_file(&frozen, VOLUME, false).await.unwrap();
         files = change.files();
         let obsolete = log.release_with(&frozen, vec![change]);
-        log.remove_sides(obsolete).await;
+        log.remove_spill_files(obsolete).await;
         let status = log.status();
         assert_eq!(
             (status.oldest_undestaged_age, status.oldest_age()),
-            (None, status.oldest_side_age)
+            (None, status.oldest_spilled_age)
         );
         assert!(status.oldest_age().unwrap() >= HOUR, "{status:?}");
     }
@@ -644,8 +645,8 @@ async fn spilled_data_keeps_its_age() {
     drop(log);
     // No file stores the time: after an open the age is that of the oldest file.
     backdate(dir.path(), HOUR / 2);
-    let wanted = SidesWanted::from([(VOLUME, files)]);
-    let (log, recovery) = Log::open_with_sides(
+    let wanted = SpillFilesWanted::from([(VOLUME, files)]);
+    let (log, recovery) = Log::open_with_spill_files(
         dir.path(),
         identity(1, 1),
         key(),
@@ -654,11 +655,11 @@ async fn spilled_data_keeps_its_age() {
         &wanted,
     )
     .unwrap();
-    assert_eq!(recovery.missing_sides, Vec::new());
+    assert_eq!(recovery.missing_spill_files, Vec::new());
     let age = log.status().oldest_age().unwrap();
     assert!(age >= HOUR / 2 && age < HOUR, "{age:?}");
-    let part = log.side_part(VOLUME, u64::MAX).await.unwrap();
-    let obsolete = log.drop_sides(&part);
-    log.remove_sides(obsolete).await;
+    let part = log.spill_part(VOLUME, u64::MAX).await.unwrap();
+    let obsolete = log.drop_spilled(&part);
+    log.remove_spill_files(obsolete).await;
     assert_eq!(log.status().oldest_age(), None);
 }

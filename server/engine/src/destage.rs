@@ -39,7 +39,9 @@ use tiering::{
     AsideFile, DestageError, ExtentContent, LogSource, ReclaimOptions, Window, WindowExtent,
 };
 use tokio::sync::watch;
-use wal::{Generation, Log, ObsoleteSides, Piece, SideChange, SideFileId, Source, is_unreadable};
+use wal::{
+    Generation, Log, ObsoleteSpillFiles, Piece, Source, SpillChange, SpillFileId, is_unreadable,
+};
 
 /// Longest pause before volumes that are aside are tried again. Chosen by hand: each attempt
 /// repeats the reads that failed before.
@@ -140,9 +142,9 @@ pub struct Aside {
     /// Bytes of the volume that only the log holds.
     pub log_bytes: u64,
     /// Bytes of the volume that only side files hold.
-    pub side_bytes: u64,
+    pub spill_bytes: u64,
     /// Its side files.
-    pub side_file_count: u64,
+    pub spill_file_count: u64,
     /// The volume has too many bytes there and accepts no more writes.
     pub is_refusing_writes: bool,
     /// A side file of the volume is missing here: it accepts no requests.
@@ -155,7 +157,7 @@ pub struct Aside {
 struct Attempt {
     generation: Arc<Generation>,
     /// Volumes that the generation is destaged without, and the side files that they then have.
-    sides: BTreeMap<VolumeId, SideChange>,
+    sides: BTreeMap<VolumeId, SpillChange>,
     /// Volumes that are newly aside, with the causes.
     causes: Vec<(VolumeId, Error)>,
     /// The metadata may name the files of `sides`: a commit succeeded, or its outcome is unknown.
@@ -339,7 +341,7 @@ pub(crate) async fn run(
                     // room that they take.
                     let sides = std::mem::take(&mut current.sides).into_values().collect();
                     current.causes.clear();
-                    shared.log.remove_sides(shared.log.discard_sides(sides)).await;
+                    shared.log.remove_spill_files(shared.log.discard_spill_files(sides)).await;
                 }
                 report(&shared, &Error::from(failed), pause);
                 let _ = tokio::time::timeout(pause, stopped(&mut stop)).await;
@@ -397,7 +399,7 @@ async fn next_generation(
     let mut wake_in = match ripe_generation(shared, options) {
         Some(_) if !shared.is_wanted() && burst.goes_first(&shared.log.status(), gather) => {
             // The time until the next release says nothing about the duration of a destage.
-            shared.log.rest();
+            shared.log.note_destage_pause();
             shared.tier.set_urgent(false);
             BURST_LOOK
         }
@@ -465,13 +467,13 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
     }
     let sides = attempt.sides.values().cloned().collect();
     let obsolete = match is_dropped_early {
-        true => ObsoleteSides::default(),
+        true => ObsoleteSpillFiles::default(),
         false => shared.log.release_with(&generation, sides),
     };
     shared.weigh_asides();
     shared.destaged.send_replace(generation.last_lsn());
     step(shared, "side-released")?;
-    shared.log.remove_sides(obsolete).await;
+    shared.log.remove_spill_files(obsolete).await;
     let mut progress = shared.progress.lock();
     progress.window_count += 1;
     progress.destaged_bytes += report.stored_block_count * BLOCK_BYTES;
@@ -491,8 +493,10 @@ async fn set_aside(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> 
     }
     step(shared, "side-start")?;
     let are_unreadable_lost = attempt.are_unreadable_lost(volume);
-    let side = match shared.check_side(volume) {
-        Ok(()) => shared.log.write_side(&attempt.generation, volume, are_unreadable_lost).await,
+    let side = match shared.check_spill(volume) {
+        Ok(()) => {
+            shared.log.write_spill_file(&attempt.generation, volume, are_unreadable_lost).await
+        }
         Err(error) => Err(error),
     };
     let side = side.map_err(|error| {
@@ -514,7 +518,7 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
     let mut bytes_max = (shared.log.status().ring_bytes / LATE_PART).min(LATE_BYTES_MAX);
     let mut left_count = usize::MAX;
     let part = loop {
-        let part = shared.log.side_part(volume, bytes_max).await?;
+        let part = shared.log.spill_part(volume, bytes_max).await?;
         match check(shared, volume, &part.pieces, gives_way).await {
             Ok(()) => break part,
             // Later writes may cover the damaged data.
@@ -542,14 +546,14 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
     let source = FromLog { log: shared.log.clone() };
     shared.tier.destage(window, &source).await?;
     step(shared, "late-committed")?;
-    let obsolete = shared.log.drop_sides(&part);
+    let obsolete = shared.log.drop_spilled(&part);
     let next = part.rest.first().map(|file| file.first_lsn);
     match next {
         Some(since) => shared.note_nearer(volume, since),
         None => shared.note_back(volume),
     }
     step(shared, "late-dropped")?;
-    shared.log.remove_sides(obsolete).await;
+    shared.log.remove_spill_files(obsolete).await;
     Ok(next.is_none())
 }
 
@@ -564,7 +568,7 @@ fn is_of_the_store(error: &Error) -> bool {
 
 /// Takes a volume back to its data in the store: the metadata no longer names its side files.
 async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
-    let part = shared.log.all_sides(volume).await?;
+    let part = shared.log.all_spilled(volume).await?;
     let window = Window {
         last_lsn: shared.tier.destaged_lsn(),
         volume_records: Vec::new(),
@@ -574,9 +578,9 @@ async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
         snapshots: Vec::new(),
     };
     shared.tier.destage(window, &FromLog { log: shared.log.clone() }).await?;
-    let obsolete = shared.log.drop_sides(&part);
+    let obsolete = shared.log.drop_spilled(&part);
     shared.note_back(volume);
-    shared.log.remove_sides(obsolete).await;
+    shared.log.remove_spill_files(obsolete).await;
     Ok(())
 }
 
@@ -597,12 +601,12 @@ async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece], gives_way: b
         .collect();
     let read_all = async {
         let payloads = pieces.iter().filter_map(|piece| match &piece.source {
-            Source::SideResident(resident) => Some(Ok(resident)),
+            Source::SpillResident(resident) => Some(Ok(resident)),
             _ => None,
         });
         futures::stream::iter(payloads)
             .try_for_each_concurrent(LATE_READS, async |resident| {
-                shared.log.read_side(resident).await.map(drop)
+                shared.log.read_spilled(resident).await.map(drop)
             })
             .await?;
         shared.tier.check_extents(volume, &extents).await
@@ -639,8 +643,8 @@ fn step(shared: &Shared, name: &'static str) -> Result<()> {
     shared.pass(name)
 }
 
-fn aside_files(files: &[SideFileId]) -> Vec<AsideFile> {
-    let file = |file: &SideFileId| AsideFile {
+fn aside_files(files: &[SpillFileId]) -> Vec<AsideFile> {
+    let file = |file: &SpillFileId| AsideFile {
         first_lsn: file.first_lsn,
         last_lsn: file.last_lsn,
         id: file.id,
@@ -699,7 +703,7 @@ impl LogSource for FromLog {
                 let bytes = self.log.read(resident).await?;
                 Ok(bytes.expect("a generation that is not released keeps its place in the log"))
             }
-            Source::SideResident(resident) => self.log.read_side(resident).await,
+            Source::SpillResident(resident) => self.log.read_spilled(resident).await,
             Source::Zeroes { .. } | Source::Lost { .. } | Source::Beneath => {
                 unreachable!("what is destaged has a payload")
             }

@@ -251,7 +251,7 @@ impl OpenPool {
         }
         let aside = self.pool.asides();
         let missing: HashSet<[u8; 16]> =
-            self.recovery.missing_sides.iter().map(|side| side.file.id).collect();
+            self.recovery.missing_spill_files.iter().map(|side| side.file.id).collect();
         if aside.values().flatten().any(|file| !missing.contains(&file.id)) {
             tracing::warn!(
                 volumes = ?self.names_of(aside.keys().map(|volume| volume.0)),

@@ -36,7 +36,7 @@ use std::time::Duration;
 use tiering::{AsideFile, OwnerCheck, Tier, TierOptions};
 use tokio::sync::watch;
 use uuid::Uuid;
-use wal::{Log, LogIdentity, LogNotes, Recovery, SideFileId, SidesWanted};
+use wal::{Log, LogIdentity, LogNotes, Recovery, SpillFileId, SpillFilesWanted};
 
 /// The index of deduplication gets one part in this many of the map's share of the memory. Chosen
 /// by hand: at the default budget it knows the blocks of 700 MiB, and finds those of far more by
@@ -396,7 +396,7 @@ async fn open_log(
     };
     let (options, destaged) = (config.log, tier.destaged_lsn());
     let log_key = key.clone();
-    let sides = sides_wanted(tier);
+    let sides = spill_files_wanted(tier);
     let advice = giving_up_the_log(dir, &log_dir);
     let heard = failed_log::heard(store, node).await;
     let is_heard = heard.is_some();
@@ -430,7 +430,7 @@ fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>,
         (tier, volume_keys),
         config.destage,
         config.retention,
-        &recovery.missing_sides,
+        &recovery.missing_spill_files,
     )?;
     let newest_stamp = pool.newest_stamp(block::quantities::unix_seconds_now());
     pool.set_clock(ProvenClock::open(&taken.dir, newest_stamp, conditions.clone()));
@@ -535,8 +535,8 @@ fn store_dir_exists(config: &PoolConfig) -> Result<bool> {
 }
 
 /// Side files that the metadata names, as types of the log.
-pub(crate) fn sides_wanted(tier: &Tier) -> SidesWanted {
-    let file = |file: AsideFile| SideFileId {
+pub(crate) fn spill_files_wanted(tier: &Tier) -> SpillFilesWanted {
+    let file = |file: AsideFile| SpillFileId {
         first_lsn: file.first_lsn,
         last_lsn: file.last_lsn,
         id: file.id,

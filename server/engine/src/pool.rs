@@ -37,7 +37,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tiering::Tier;
 use tokio::sync::watch;
-use wal::{Log, MissingSide, TailLoss};
+use wal::{Log, MissingSpillFile, TailLoss};
 
 /// Longest time that closing waits for a background job. Chosen by hand: a job ends between two steps at once, unless
 /// the store does not answer.
@@ -153,7 +153,7 @@ impl Pool {
         (tier, volume_keys): (Tier, VolumeKeyRing),
         options: DestageOptions,
         retention: Duration,
-        missing: &[MissingSide],
+        missing: &[MissingSpillFile],
     ) -> Result<Arc<Pool>> {
         let mut records = BTreeMap::new();
         let in_tier = tier.volume_records();

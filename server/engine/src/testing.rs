@@ -91,15 +91,16 @@ async fn open_as(
         served_epoch: Epoch(0),
     };
     let (log_dir, destaged) = (dir.join("log"), tier.destaged_lsn());
-    let sides = crate::opening::sides_wanted(&tier);
+    let sides = crate::opening::spill_files_wanted(&tier);
     let opened = tokio::task::spawn_blocking(move || {
-        Log::open_with_sides(&log_dir, identity, key, log_options, destaged, &sides)
+        Log::open_with_spill_files(&log_dir, identity, key, log_options, destaged, &sides)
     });
     let (log, recovery) = opened.await.unwrap().unwrap();
     let destage =
         DestageOptions { max_age, retry: Duration::from_millis(20), ..DestageOptions::default() };
     let retention = Duration::from_secs(3600);
-    let pool = Pool::start(log, (tier, keys), destage, retention, &recovery.missing_sides).unwrap();
+    let pool =
+        Pool::start(log, (tier, keys), destage, retention, &recovery.missing_spill_files).unwrap();
     (pool, recovery.is_tail_proven)
 }
 

@@ -357,8 +357,8 @@ impl Volume {
                     };
                     part.copy_from_slice(&bytes);
                 }
-                Source::SideResident(handle) => {
-                    part.copy_from_slice(&self.shared.log.read_side(&handle).await?);
+                Source::SpillResident(handle) => {
+                    part.copy_from_slice(&self.shared.log.read_spilled(&handle).await?);
                 }
                 Source::Lost { lsn } => {
                     return Err(lost(self.id, piece.start_sector, piece.sector_count, lsn));
@@ -611,7 +611,7 @@ impl BlockDevice for Volume {
             let is_room = match piece.source {
                 Source::Payload(_)
                 | Source::LogResident(_)
-                | Source::SideResident(_)
+                | Source::SpillResident(_)
                 | Source::Lost { .. } => extents.push(end - start, false, false),
                 Source::Zeroes { is_trim } => extents.push(end - start, is_trim, true),
                 Source::Beneath => {

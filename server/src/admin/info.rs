@@ -473,9 +473,9 @@ pub struct AsideInfo {
     /// Bytes of it that only the log has.
     pub log_bytes: u64,
     /// Bytes of it that only side files have.
-    pub side_bytes: u64,
+    pub spill_bytes: u64,
     /// Number of its side files.
-    pub side_file_count: u64,
+    pub spill_file_count: u64,
     /// It refuses writes.
     pub is_refusing_writes: bool,
     /// It is not served, because a side file is missing here.

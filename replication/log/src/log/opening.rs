@@ -18,7 +18,7 @@ use crate::ring::opening::OpenArgs;
 use crate::ring::recovery::{self, Opened, Recovery};
 use crate::ring::shared_ring::SharedRing;
 use crate::spill::SpillReader;
-use crate::spill::dir::{self as spill_dir, SidesWanted};
+use crate::spill::dir::{self as spill_dir, SpillFilesWanted};
 use crate::throttle::gate::ThrottleGate;
 use block::env::{Clock, Disk, Random, SystemClock, SystemRandom};
 use block::seal::PoolKey;
@@ -45,7 +45,7 @@ impl Log {
         options: LogOptions,
         destaged: Lsn,
     ) -> Result<(Log, Recovery)> {
-        Self::open_with_sides(dir, identity, key, options, destaged, &SidesWanted::new())
+        Self::open_with_spill_files(dir, identity, key, options, destaged, &SpillFilesWanted::new())
     }
 
     /// Like [`Log::open`], with the spill files that the data tier's metadata names. Other side
@@ -53,19 +53,19 @@ impl Log {
     ///
     /// # Errors
     /// Those of [`Log::open`]. A missing or damaged spill file is no error: it is listed in
-    /// [`Recovery::missing_sides`].
-    pub fn open_with_sides(
+    /// [`Recovery::missing_spill_files`].
+    pub fn open_with_spill_files(
         dir: &Path,
         identity: LogIdentity,
         key: PoolKey,
         options: LogOptions,
         destaged: Lsn,
-        wanted: &SidesWanted,
+        wanted: &SpillFilesWanted,
     ) -> Result<(Log, Recovery)> {
         Self::open_noted(dir, identity, key, options, destaged, wanted, &LogNotes::default())
     }
 
-    /// Like [`Log::open_with_sides`], with the notes about the log that are kept outside its
+    /// Like [`Log::open_with_spill_files`], with the notes about the log that are kept outside its
     /// directory.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl Log {
         key: PoolKey,
         options: LogOptions,
         destaged: Lsn,
-        wanted: &SidesWanted,
+        wanted: &SpillFilesWanted,
         notes: &LogNotes,
     ) -> Result<(Log, Recovery)> {
         let planted = Planted::from_environment();
@@ -93,7 +93,7 @@ pub(super) struct LogOpening<'a> {
     pub(super) key: PoolKey,
     pub(super) options: LogOptions,
     pub(super) destaged: Lsn,
-    pub(super) wanted: &'a SidesWanted,
+    pub(super) wanted: &'a SpillFilesWanted,
     pub(super) notes: &'a LogNotes,
     pub(super) planted: Planted,
     pub(super) clock: Arc<dyn Clock>,
@@ -132,7 +132,7 @@ impl LogOpening<'_> {
         disk.note_made(ready)?;
         spills.clean();
         opened.overlay.set_spill_layers(std::mem::take(&mut spills.layers));
-        opened.recovery.missing_sides = std::mem::take(&mut spills.missing);
+        opened.recovery.missing_spill_files = std::mem::take(&mut spills.missing);
         let recovery = opened.recovery.clone();
         warn_of_other_size(&opened.config, &options);
         let inner = self.start(opened, disk, ready, keeper)?;

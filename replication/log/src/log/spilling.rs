@@ -9,8 +9,8 @@
 use super::{Log, LogInner};
 use crate::disk::unreadable;
 use crate::overlay::extents::{Piece, Source};
-use crate::overlay::spill_layer::SideLayer;
-use crate::overlay::spill_resident::{SideFileId, SideResident};
+use crate::overlay::spill_layer::SpillLayer;
+use crate::overlay::spill_resident::{SpillFileId, SpillResident};
 use crate::overlay::{Generation, LayersOf};
 use crate::spill::dir as spill_dir;
 use crate::spill::{self, SpillSeed};
@@ -26,14 +26,14 @@ const SPILL_MERGES_MAX: usize = 2;
 
 /// The intended spill files of one volume.
 #[derive(Clone, Debug)]
-pub struct SideChange {
+pub struct SpillChange {
     volume: VolumeId,
-    layers: Vec<Arc<SideLayer>>,
+    layers: Vec<Arc<SpillLayer>>,
     /// Files that were written and merged into others before anything named them.
-    passing: Vec<SideFileId>,
+    passing: Vec<SpillFileId>,
 }
 
-impl SideChange {
+impl SpillChange {
     /// Returns the volume of these files.
     #[must_use]
     pub fn volume(&self) -> VolumeId {
@@ -42,23 +42,23 @@ impl SideChange {
 
     /// Lists the files that the metadata must name, oldest first.
     #[must_use]
-    pub fn files(&self) -> Vec<SideFileId> {
+    pub fn files(&self) -> Vec<SpillFileId> {
         self.layers.iter().map(|layer| layer.id()).collect()
     }
 }
 
 /// Contents of the oldest spill files of a volume.
 #[derive(Clone, Debug)]
-pub struct SidePart {
+pub struct SpillPart {
     volume: VolumeId,
     /// The combined contents: sorted, disjoint extents.
     pub pieces: Vec<Piece>,
-    files: Vec<SideFileId>,
+    files: Vec<SpillFileId>,
     /// The volume's other spill files, oldest first.
-    pub rest: Vec<SideFileId>,
+    pub rest: Vec<SpillFileId>,
 }
 
-impl SidePart {
+impl SpillPart {
     /// Returns the LSN of the newest entry that the files may hold; `Lsn::NONE` if there are no
     /// files.
     #[must_use]
@@ -70,14 +70,14 @@ impl SidePart {
 /// Spill files that nothing names any more.
 #[derive(Debug, Default)]
 #[must_use = "the files stay until they are removed"]
-pub struct ObsoleteSides(pub(super) Vec<PathBuf>);
+pub struct ObsoleteSpillFiles(pub(super) Vec<PathBuf>);
 
 impl Log {
     /// Reads a payload of a spill file; verifies and decrypts it.
     ///
     /// # Errors
     /// `Corrupt`, naming file and offset, if it does not verify; `Io` if it cannot be read.
-    pub async fn read_side(&self, resident: &SideResident) -> Result<Bytes> {
+    pub async fn read_spilled(&self, resident: &SpillResident) -> Result<Bytes> {
         let resident = resident.clone();
         let read = tokio::task::spawn_blocking(move || resident.read());
         read.await.map_err(|e| Error::with_source(ErrorKind::Io, "read a spill file", e))?
@@ -85,21 +85,21 @@ impl Log {
 
     /// Writes the data of `volume` in `generation`, the oldest frozen one, to a spill file, so that
     /// the rest of the generation can be destaged alone. The file counts once the data tier's
-    /// metadata names [`SideChange::files`]; until then it is only a copy. A payload that no longer
+    /// metadata names [`SpillChange::files`]; until then it is only a copy. A payload that no longer
     /// verifies is marked as lost. A payload that the disk does not read is marked as lost only if
     /// `are_unreadable_lost` says that the disk was given its time.
     ///
     /// # Errors
     /// `Io`, also if the disk is full: nothing is left of the file then. [`crate::is_unreadable`] tells
     /// the payloads that the disk does not read.
-    pub async fn write_side(
+    pub async fn write_spill_file(
         &self,
         generation: &Arc<Generation>,
         volume: VolumeId,
         are_unreadable_lost: bool,
-    ) -> Result<SideChange> {
+    ) -> Result<SpillChange> {
         let (inner, generation) = (Arc::clone(&self.inner), Arc::clone(generation));
-        let write = move || inner.write_side(&generation, volume, are_unreadable_lost);
+        let write = move || inner.write_spill_file(&generation, volume, are_unreadable_lost);
         let write = tokio::task::spawn_blocking(write);
         write.await.map_err(|e| Error::with_source(ErrorKind::Io, "write a spill file", e))?
     }
@@ -110,15 +110,15 @@ impl Log {
     ///
     /// # Errors
     /// `Io` if the work was cut short.
-    pub async fn side_part(&self, volume: VolumeId, payload_bytes_max: u64) -> Result<SidePart> {
+    pub async fn spill_part(&self, volume: VolumeId, payload_bytes_max: u64) -> Result<SpillPart> {
         self.spill_part_of(volume, payload_bytes_max, false).await
     }
 
-    /// Like [`Log::side_part`], for all spill files, regardless of size and snapshots.
+    /// Like [`Log::spill_part`], for all spill files, regardless of size and snapshots.
     ///
     /// # Errors
-    /// Those of [`Log::side_part`].
-    pub async fn all_sides(&self, volume: VolumeId) -> Result<SidePart> {
+    /// Those of [`Log::spill_part`].
+    pub async fn all_spilled(&self, volume: VolumeId) -> Result<SpillPart> {
         self.spill_part_of(volume, u64::MAX, true).await
     }
 
@@ -127,7 +127,7 @@ impl Log {
         volume: VolumeId,
         payload_bytes_max: u64,
         is_all: bool,
-    ) -> Result<SidePart> {
+    ) -> Result<SpillPart> {
         let inner = Arc::clone(&self.inner);
         let merge = move || {
             let layers = inner.shared.overlay.spill_layers_of(volume);
@@ -143,7 +143,7 @@ impl Log {
             });
             let count = fits.count();
             let (taken, rest) = layers.split_at(count);
-            SidePart {
+            SpillPart {
                 volume,
                 pieces: spill::merge(taken),
                 files: taken.iter().map(|layer| layer.id()).collect(),
@@ -156,10 +156,10 @@ impl Log {
 
     /// Drops the spill files of `part` once the data tier holds all of their contents and its
     /// metadata durably names only the volume's remaining files.
-    pub fn drop_sides(&self, part: &SidePart) -> ObsoleteSides {
+    pub fn drop_spilled(&self, part: &SpillPart) -> ObsoleteSpillFiles {
         let mut layers = self.inner.shared.overlay.spill_layers_of(part.volume);
         layers.retain(|layer| !part.files.contains(&layer.id()));
-        let change = SideChange { volume: part.volume, layers, passing: Vec::new() };
+        let change = SpillChange { volume: part.volume, layers, passing: Vec::new() };
         let (changes, obsolete) = self.take_changes(vec![change]);
         self.inner.shared.overlay.change_spill_layers(changes);
         obsolete
@@ -167,18 +167,21 @@ impl Log {
 
     /// Returns the files that were written for changes which will not be made and which no metadata
     /// can name.
-    pub fn discard_sides(&self, changes: Vec<SideChange>) -> ObsoleteSides {
+    pub fn discard_spill_files(&self, changes: Vec<SpillChange>) -> ObsoleteSpillFiles {
         let mut obsolete = Vec::new();
         for change in changes {
             let kept = self.inner.shared.overlay.spill_layers_of(change.volume);
-            let is_new = |id: &SideFileId| kept.iter().all(|layer| layer.id() != *id);
+            let is_new = |id: &SpillFileId| kept.iter().all(|layer| layer.id() != *id);
             let names = change.files().into_iter().filter(is_new).chain(change.passing);
             obsolete.extend(names.map(|id| self.inner.dir.join(id.file_name(change.volume))));
         }
-        ObsoleteSides(obsolete)
+        ObsoleteSpillFiles(obsolete)
     }
 
-    pub(super) fn take_changes(&self, changes: Vec<SideChange>) -> (Vec<LayersOf>, ObsoleteSides) {
+    pub(super) fn take_changes(
+        &self,
+        changes: Vec<SpillChange>,
+    ) -> (Vec<LayersOf>, ObsoleteSpillFiles) {
         let mut obsolete = Vec::new();
         for change in &changes {
             let kept = change.files();
@@ -188,11 +191,11 @@ impl Log {
             obsolete.extend(names.map(|id| self.inner.dir.join(id.file_name(change.volume))));
         }
         let layers = changes.into_iter().map(|change| (change.volume, change.layers));
-        (layers.collect(), ObsoleteSides(obsolete))
+        (layers.collect(), ObsoleteSpillFiles(obsolete))
     }
 
     /// Removes files that nothing names. The next open removes any that cannot be removed now.
-    pub async fn remove_sides(&self, obsolete: ObsoleteSides) {
+    pub async fn remove_spill_files(&self, obsolete: ObsoleteSpillFiles) {
         if !obsolete.0.is_empty() {
             let removal = tokio::task::spawn_blocking(move || spill_dir::remove(&obsolete.0));
             if let Err(error) = removal.await {
@@ -203,13 +206,13 @@ impl Log {
 }
 
 impl LogInner {
-    /// Implements [`Log::write_side`]. Blocks.
-    fn write_side(
+    /// Implements [`Log::write_spill_file`]. Blocks.
+    fn write_spill_file(
         &self,
         generation: &Generation,
         volume: VolumeId,
         are_unreadable_lost: bool,
-    ) -> Result<SideChange> {
+    ) -> Result<SpillChange> {
         let (first_lsn, last_lsn) = (generation.first_lsn(), generation.last_lsn());
         let pieces = generation.pieces_of(volume);
         // All of the volume's data in the generation is at most this old; younger data counts as
@@ -244,9 +247,9 @@ impl LogInner {
             Ok(layers)
         });
         let layers = written?;
-        let is_used = |id: &SideFileId| layers.iter().any(|layer| layer.id() == *id);
+        let is_used = |id: &SpillFileId| layers.iter().any(|layer| layer.id() == *id);
         fresh.retain(|id| !is_used(id));
-        Ok(SideChange { volume, layers, passing: fresh })
+        Ok(SpillChange { volume, layers, passing: fresh })
     }
 
     /// Runs `write`, which lists the files that it makes, and removes them if it fails: they will
@@ -254,8 +257,8 @@ impl LogInner {
     fn write_layers<T>(
         &self,
         volume: VolumeId,
-        fresh: &mut Vec<SideFileId>,
-        write: impl FnOnce(&mut Vec<SideFileId>) -> Result<T>,
+        fresh: &mut Vec<SpillFileId>,
+        write: impl FnOnce(&mut Vec<SpillFileId>) -> Result<T>,
     ) -> Result<T> {
         write(fresh).inspect_err(|_| {
             let paths: Vec<PathBuf> =
@@ -271,18 +274,18 @@ impl LogInner {
         last_lsn: Lsn,
         pieces: &[Piece],
         are_unreadable_lost: bool,
-    ) -> Result<SideLayer> {
+    ) -> Result<SpillLayer> {
         let seed = SpillSeed {
             pool: self.identity.pool,
             epoch: self.identity.epoch,
             algorithm: self.options.algorithm,
             volume,
-            id: SideFileId { first_lsn, last_lsn, id: spill_dir::fresh_id(&*self.random) },
+            id: SpillFileId { first_lsn, last_lsn, id: spill_dir::fresh_id(&*self.random) },
         };
         let read = |source: &Source| match source {
             Source::Payload(bytes) => Ok(bytes.clone()),
             Source::LogResident(resident) => resident.read(&*self.reader, &self.key),
-            Source::SideResident(resident) => resident.read(),
+            Source::SpillResident(resident) => resident.read(),
             Source::Zeroes { .. } | Source::Lost { .. } | Source::Beneath => {
                 unreachable!("it has no payload")
             }

@@ -29,7 +29,7 @@ pub struct LogStatus {
     pub oldest_undestaged_age: Option<Duration>,
     /// Age of the oldest entry that is in spill files alone. After an open it is the time since the
     /// last write to the oldest spill file, a lower bound as above.
-    pub oldest_side_age: Option<Duration>,
+    pub oldest_spilled_age: Option<Duration>,
     /// Bytes of data that only the log holds.
     pub undestaged_bytes: u64,
     /// Payloads held in memory.
@@ -68,7 +68,7 @@ impl LogStatus {
     /// file.
     #[must_use]
     pub fn oldest_age(&self) -> Option<Duration> {
-        self.oldest_undestaged_age.max(self.oldest_side_age)
+        self.oldest_undestaged_age.max(self.oldest_spilled_age)
     }
 }
 
@@ -106,7 +106,7 @@ impl LogInner {
             durable_lsn: self.shared.durable(),
             destaged_lsn: self.shared.destaged(),
             oldest_undestaged_age: overlay.since.map(|since| now.duration_since(since)),
-            oldest_side_age: overlay.spill_since.map(|since| now.duration_since(since)),
+            oldest_spilled_age: overlay.spill_since.map(|since| now.duration_since(since)),
             undestaged_bytes: overlay.undestaged_bytes,
             memory_bytes: overlay.memory_bytes,
             extent_count: overlay.extent_count,

@@ -9,7 +9,7 @@ use crate::format::entry::EntryKind;
 use crate::options::NewEntry;
 use crate::overlay::extents::Source;
 use crate::ring::recovery::Recovery;
-use crate::spill::dir::SidesWanted;
+use crate::spill::dir::SpillFilesWanted;
 use block::Epoch;
 use block::env::{ManualClock, SystemClock, SystemRandom};
 use block::seal::KEY_BYTES;
@@ -43,7 +43,7 @@ fn open_with(dir: &Path, options: LogOptions, planted: Planted, clock: Arc<dyn C
         key: PoolKey::new([3; KEY_BYTES]),
         options,
         destaged: Lsn::NONE,
-        wanted: &SidesWanted::default(),
+        wanted: &SpillFilesWanted::default(),
         notes: &LogNotes::default(),
         planted,
         clock,
@@ -296,7 +296,7 @@ fn drop_newest_batch(dir: &Path) {
 }
 
 fn reopened(dir: &Path, notes: &LogNotes) -> Recovery {
-    let (key, wanted) = (PoolKey::new([3; KEY_BYTES]), SidesWanted::default());
+    let (key, wanted) = (PoolKey::new([3; KEY_BYTES]), SpillFilesWanted::default());
     let opened = Log::open_noted(dir, identity(), key, options(), Lsn::NONE, &wanted, notes);
     let (log, recovery) = opened.expect("it opens");
     log.close().unwrap();

@@ -12,7 +12,7 @@
 //! - Insert and lookup cost O(log n) plus the number of extents that they touch.
 
 use crate::overlay::log_resident::LogResident;
-use crate::overlay::spill_resident::SideResident;
+use crate::overlay::spill_resident::SpillResident;
 use block::Lsn;
 use block::buffers::PayloadBuffers;
 use block::units::SECTOR_BYTES;
@@ -27,8 +27,8 @@ pub enum Source {
     Payload(Bytes),
     /// In a log file: [`crate::Log::read`] fetches it.
     LogResident(LogResident),
-    /// In a spill file: [`crate::Log::read_side`] fetches it.
-    SideResident(SideResident),
+    /// In a spill file: [`crate::Log::read_spilled`] fetches it.
+    SpillResident(SpillResident),
     /// Lost: the only copy does not verify. Reading it is an error.
     Lost {
         /// The entry that held the data, or the newest one that may have held it.
@@ -52,7 +52,7 @@ impl Source {
                 Source::Payload(bytes.slice(from..from + bytes_of(count)))
             }
             Source::LogResident(resident) => Source::LogResident(resident.part(skip, count)),
-            Source::SideResident(resident) => Source::SideResident(resident.part(skip, count)),
+            Source::SpillResident(resident) => Source::SpillResident(resident.part(skip, count)),
             Source::Lost { lsn } => Source::Lost { lsn: *lsn },
             Source::Zeroes { is_trim } => Source::Zeroes { is_trim: *is_trim },
             Source::Beneath => Source::Beneath,
@@ -164,7 +164,7 @@ impl Weight {
                 self.memory_bytes += u64::from(extent.buffer_sectors) * SECTOR_BYTES;
                 self.payload_bytes += bytes;
             }
-            Source::LogResident(_) | Source::SideResident(_) => self.payload_bytes += bytes,
+            Source::LogResident(_) | Source::SpillResident(_) => self.payload_bytes += bytes,
             Source::Zeroes { .. } | Source::Lost { .. } | Source::Beneath => {}
         }
     }

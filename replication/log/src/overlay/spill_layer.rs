@@ -6,14 +6,14 @@
 
 use crate::format::spill::{SpillContent, SpillRow};
 use crate::overlay::extents::{Cut, ExtentMap, Source, Weight};
-use crate::overlay::spill_resident::{SideFileId, SideResident, SpillFile};
+use crate::overlay::spill_resident::{SpillFile, SpillFileId, SpillResident};
 use std::sync::Arc;
 use std::time::Instant;
 
 /// The index of one spill file, or the place of one that is missing.
 #[derive(Debug)]
-pub struct SideLayer {
-    id: SideFileId,
+pub struct SpillLayer {
+    id: SpillFileId,
     pub(crate) extents: ExtentMap,
     pub(crate) weight: Weight,
     /// Number of lost sectors.
@@ -25,22 +25,22 @@ pub struct SideLayer {
     pub(crate) is_whole: bool,
 }
 
-impl SideLayer {
+impl SpillLayer {
     /// Returns the identity of its file.
-    pub(crate) fn id(&self) -> SideFileId {
+    pub(crate) fn id(&self) -> SpillFileId {
         self.id
     }
 
     /// Makes the layer of a file that cannot be read: every sector counts as lost.
-    pub(crate) fn missing(id: SideFileId) -> SideLayer {
-        let mut layer = SideLayer::empty(id, false);
+    pub(crate) fn missing(id: SpillFileId) -> SpillLayer {
+        let mut layer = SpillLayer::empty(id, false);
         let sectors = crate::format::entry::SECTORS_MAX;
         layer.put(0, sectors, Source::Lost { lsn: id.last_lsn });
         layer
     }
 
-    fn empty(id: SideFileId, is_whole: bool) -> SideLayer {
-        SideLayer {
+    fn empty(id: SpillFileId, is_whole: bool) -> SpillLayer {
+        SpillLayer {
             id,
             extents: ExtentMap::default(),
             weight: Weight::default(),
@@ -51,8 +51,8 @@ impl SideLayer {
     }
 
     /// Returns the layer with the time of its oldest entry set.
-    pub(crate) fn since(self, since: Option<Instant>) -> SideLayer {
-        SideLayer { since, ..self }
+    pub(crate) fn since(self, since: Option<Instant>) -> SpillLayer {
+        SpillLayer { since, ..self }
     }
 
     fn put(&mut self, start: u64, count: u64, source: Source) {
@@ -63,12 +63,12 @@ impl SideLayer {
     }
 
     /// Makes the layer of an open file from its table.
-    pub(crate) fn index(file: &Arc<SpillFile>, rows: &[SpillRow]) -> SideLayer {
-        let mut layer = SideLayer::empty(file.id, true);
+    pub(crate) fn index(file: &Arc<SpillFile>, rows: &[SpillRow]) -> SpillLayer {
+        let mut layer = SpillLayer::empty(file.id, true);
         for (index, row) in (0u32..).zip(rows) {
             let source = match row.content {
                 SpillContent::Write { .. } => {
-                    Source::SideResident(SideResident::new(Arc::clone(file), *row, index))
+                    Source::SpillResident(SpillResident::new(Arc::clone(file), *row, index))
                 }
                 SpillContent::Zero => Source::Zeroes { is_trim: false },
                 SpillContent::Trim => Source::Zeroes { is_trim: true },

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 /// The identity of one spill file of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SideFileId {
+pub struct SpillFileId {
     /// First LSN of the generations that it stands for.
     pub first_lsn: Lsn,
     /// Last LSN of those generations.
@@ -27,14 +27,14 @@ pub struct SideFileId {
     pub id: [u8; SALT_BYTES],
 }
 
-impl fmt::Debug for SideFileId {
+impl fmt::Debug for SpillFileId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let id: String = self.id.iter().map(|byte| format!("{byte:02x}")).collect();
         write!(f, "{}..{}-{id}", self.first_lsn, self.last_lsn)
     }
 }
 
-impl SideFileId {
+impl SpillFileId {
     /// Returns the name of the file in the log's directory.
     #[must_use]
     pub fn file_name(&self, volume: VolumeId) -> String {
@@ -59,14 +59,14 @@ pub(crate) trait SpillBytes: Send + Sync + 'static {
 /// An open spill file.
 pub(crate) struct SpillFile {
     pub(crate) name: String,
-    pub(crate) id: SideFileId,
+    pub(crate) id: SpillFileId,
     pub(crate) key: SealKey,
     pub(crate) bytes: Box<dyn SpillBytes>,
 }
 
 /// A payload, or a part of one, in a spill file.
 #[derive(Clone)]
-pub struct SideResident {
+pub struct SpillResident {
     file: Arc<SpillFile>,
     row: SpillRow,
     index: u32,
@@ -74,17 +74,17 @@ pub struct SideResident {
     sector_count: u32,
 }
 
-impl SideResident {
+impl SpillResident {
     /// Makes the handle of the payload of `row`, which is at `index` in the table of the file.
     pub(crate) fn new(file: Arc<SpillFile>, row: SpillRow, index: u32) -> Self {
         let sector_count = u32::try_from(row.sector_count).expect("a payload is bounded");
-        SideResident { file, row, index, skip_sectors: 0, sector_count }
+        SpillResident { file, row, index, skip_sectors: 0, sector_count }
     }
 
     pub(crate) fn part(&self, skip: u64, count: u64) -> Self {
         assert!(skip + count <= u64::from(self.sector_count), "part of a spill file's payload");
         let small = |sectors| u32::try_from(sectors).expect("within a payload");
-        SideResident {
+        SpillResident {
             file: Arc::clone(&self.file),
             row: self.row,
             index: self.index,
@@ -121,8 +121,8 @@ impl SideResident {
     }
 }
 
-impl fmt::Debug for SideResident {
+impl fmt::Debug for SpillResident {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SideResident({}, row {}, +{})", self.file.name, self.index, self.skip_sectors)
+        write!(f, "SpillResident({}, row {}, +{})", self.file.name, self.index, self.skip_sectors)
     }
 }

@@ -32,9 +32,9 @@ pub struct LogSummary {
     /// time.
     pub is_in_store: bool,
     /// Number of spill files beside the ring; their contents may exist nowhere else.
-    pub side_file_count: u64,
+    pub spill_file_count: u64,
     /// Length of those files, in bytes.
-    pub side_bytes: u64,
+    pub spill_bytes: u64,
 }
 
 /// Checks whether the log in `dir` was written only by owners before epoch `since`. Returns `None`
@@ -43,7 +43,7 @@ pub struct LogSummary {
 ///
 /// # Errors
 /// `Io` if the directory or a file cannot be read. `Unsupported`: a later program wrote it.
-pub fn find_overtaken(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option<LogSummary>> {
+pub fn find_superseded(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option<LogSummary>> {
     let failed = |error| {
         Error::with_source(ErrorKind::Io, format!("look at the log in {}", dir.display()), error)
     };
@@ -51,11 +51,11 @@ pub fn find_overtaken(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Option
     let Some(summary) = superseded(&reader, pool, since, Planted::from_environment())? else {
         return Ok(None);
     };
-    let (side_file_count, side_bytes) = spill_dir::weigh(dir)?;
-    Ok(Some(LogSummary { side_file_count, side_bytes, ..summary }))
+    let (spill_file_count, spill_bytes) = spill_dir::weigh(dir)?;
+    Ok(Some(LogSummary { spill_file_count, spill_bytes, ..summary }))
 }
 
-/// Like [`find_overtaken`], without the spill files.
+/// Like [`find_superseded`], without the spill files.
 pub(crate) fn superseded(
     reader: &dyn DiskReader,
     pool: [u8; 16],
@@ -96,7 +96,7 @@ pub(crate) fn superseded(
             && reads.places().is_empty()
     });
     let (epoch, contents) = (seen.epoch, walk.seen.contents);
-    Ok(Some(LogSummary { epoch, contents, is_in_store, side_file_count: 0, side_bytes: 0 }))
+    Ok(Some(LogSummary { epoch, contents, is_in_store, spill_file_count: 0, spill_bytes: 0 }))
 }
 
 /// The files of a ring that is not open, for reading.

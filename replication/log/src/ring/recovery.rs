@@ -20,7 +20,7 @@ use crate::ring::reads::{Reads, UnreadablePlace};
 use crate::ring::scan::Scan;
 use crate::ring::tail::{Evidence, Lost};
 use crate::ring::walk::{FIRST_AT, Ring, Walk};
-use crate::spill::dir::MissingSide;
+use crate::spill::dir::MissingSpillFile;
 use block::env::{Disk, DiskRequest, IO_ALIGN_BYTES, IoBuffer};
 use block::seal::{PoolKey, SALT_BYTES};
 use block::{Error, ErrorKind, Lsn, Result};
@@ -49,7 +49,7 @@ pub struct Recovery {
     pub durable_lsn: Lsn,
     /// Spill files that were asked for and are missing or damaged: all data of their volumes that no
     /// newer entry covers is lost until they come back.
-    pub missing_sides: Vec<MissingSide>,
+    pub missing_spill_files: Vec<MissingSpillFile>,
     /// Parts of the ring that the disk does not read; none of them is needed.
     pub unreadable: Vec<UnreadablePlace>,
 }
@@ -261,7 +261,7 @@ impl Scan<'_> {
             lost_reason: lost.map(|lost| lost.reason),
             is_new,
             durable_lsn: self.walk.seen.durable_lsn,
-            missing_sides: Vec::new(),
+            missing_spill_files: Vec::new(),
             unreadable: self.walk.reads.places(),
         };
         Ok(Opened {

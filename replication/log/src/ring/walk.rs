@@ -1,5 +1,5 @@
 //! Walking the ring: batch by batch, from a possible start to the place where nothing follows.
-//! Recovery and [`crate::find_overtaken`] share this walk.
+//! Recovery and [`crate::find_superseded`] share this walk.
 //!
 //! Invariants:
 //! - A batch is taken only if it follows the previous one ([`crate::format::succession`]) and is whole.

@@ -16,8 +16,8 @@ use crate::format::state::LogState;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
 use crate::overlay::extents::{Piece, Source};
 use crate::overlay::log_resident::LogResident;
-use crate::overlay::spill_layer::SideLayer;
-use crate::overlay::spill_resident::SideFileId;
+use crate::overlay::spill_layer::SpillLayer;
+use crate::overlay::spill_resident::SpillFileId;
 use crate::overlay::{Generation, LayersOf, SpillLayers};
 use crate::planted::Planted;
 use crate::ring::core::{self, Core, CoreStart};
@@ -99,7 +99,7 @@ pub(crate) struct World {
     tier: Contents,
     destaged: Lsn,
     /// The spill files that the data tier's metadata names, oldest first.
-    named_spills: BTreeMap<u32, Vec<SideFileId>>,
+    named_spills: BTreeMap<u32, Vec<SpillFileId>>,
     /// All spill files in the directory, by name.
     spill_files: BTreeMap<String, SimSpill>,
     acked: Lsn,
@@ -679,7 +679,7 @@ fn tags_of(reader: &dyn DiskReader, source: &Source, count: u64) -> Result<Vec<u
         Source::Payload(bytes) => bytes.clone(),
         Source::LogResident(resident) => read_resident(reader, resident)?,
         Source::Zeroes { .. } => return Ok(vec![0; count as usize]),
-        Source::SideResident(resident) => resident.read().map_err(|e| e.chain())?,
+        Source::SpillResident(resident) => resident.read().map_err(|e| e.chain())?,
         Source::Lost { .. } | Source::Beneath => return Err(format!("nothing but {source:?}")),
     };
     if bytes.len() as u64 != count * 512 {

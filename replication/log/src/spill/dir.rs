@@ -9,8 +9,8 @@
 use crate::disk::file_disk::written_at;
 use crate::overlay::SpillLayers;
 use crate::overlay::extents::{Piece, Source};
-use crate::overlay::spill_layer::SideLayer;
-use crate::overlay::spill_resident::{SPILL_EXTENSION, SideFileId, SpillBytes};
+use crate::overlay::spill_layer::SpillLayer;
+use crate::overlay::spill_resident::{SPILL_EXTENSION, SpillBytes, SpillFileId};
 use crate::spill::{self, SpillReader, SpillSeed, SpillSink};
 use block::env::{Clock, Random};
 use block::seal::PoolKey;
@@ -24,15 +24,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The spill files that the metadata names, oldest first, for each volume that has any.
-pub type SidesWanted = BTreeMap<VolumeId, Vec<SideFileId>>;
+pub type SpillFilesWanted = BTreeMap<VolumeId, Vec<SpillFileId>>;
 
 /// A spill file that the metadata names and that is missing here or does not verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MissingSide {
+pub struct MissingSpillFile {
     /// The volume of the file.
     pub volume: VolumeId,
     /// The identity of the file.
-    pub file: SideFileId,
+    pub file: SpillFileId,
     /// Its path.
     pub path: PathBuf,
     /// The fault, for people.
@@ -58,7 +58,7 @@ impl SpillSink for File {
 /// The findings, before anything is changed.
 pub(crate) struct FoundSpills {
     pub(crate) layers: SpillLayers,
-    pub(crate) missing: Vec<MissingSide>,
+    pub(crate) missing: Vec<MissingSpillFile>,
     redundant: Vec<PathBuf>,
 }
 
@@ -112,7 +112,7 @@ pub fn weigh(dir: &Path) -> Result<(u64, u64)> {
 /// `Invalid` and `Fenced` for a file of another pool or of a higher epoch; `Io`.
 pub(crate) fn find(
     dir: &Path,
-    wanted: &SidesWanted,
+    wanted: &SpillFilesWanted,
     reader: &SpillReader<'_>,
     clock: &dyn Clock,
 ) -> Result<FoundSpills> {
@@ -132,8 +132,8 @@ pub(crate) fn find(
                 Err(error) if !is_gone(&error) => return Err(error),
                 Err(error) => {
                     let (volume, why) = (*volume, error.chain());
-                    found.missing.push(MissingSide { volume, file: *file, path, why });
-                    SideLayer::missing(*file)
+                    found.missing.push(MissingSpillFile { volume, file: *file, path, why });
+                    SpillLayer::missing(*file)
                 }
             }));
         }
@@ -172,10 +172,10 @@ fn check_ours(path: &Path, reader: &SpillReader<'_>) -> Result<()> {
 fn open_one(
     path: &Path,
     volume: VolumeId,
-    id: SideFileId,
+    id: SpillFileId,
     reader: &SpillReader<'_>,
     clock: &dyn Clock,
-) -> Result<SideLayer> {
+) -> Result<SpillLayer> {
     let name = path.display().to_string();
     let file = File::open(path).map_err(|e| {
         let kind = match e.kind() {
@@ -226,7 +226,7 @@ pub(crate) fn create(
     key: &PoolKey,
     clock: &dyn Clock,
     read: &dyn Fn(&Source) -> Result<Bytes>,
-) -> Result<SideLayer> {
+) -> Result<SpillLayer> {
     let path = dir.join(seed.id.file_name(seed.volume));
     let making = path.with_extension("tmp");
     let reader = SpillReader { pool: seed.pool, epoch: seed.epoch, key };

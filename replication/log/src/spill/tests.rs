@@ -11,11 +11,11 @@ fn key() -> PoolKey {
     PoolKey::new([3; KEY_BYTES])
 }
 
-fn id(first: u64, last: u64, salt: u8) -> SideFileId {
-    SideFileId { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [salt; 16] }
+fn id(first: u64, last: u64, salt: u8) -> SpillFileId {
+    SpillFileId { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [salt; 16] }
 }
 
-fn seed(id: SideFileId) -> SpillSeed {
+fn seed(id: SpillFileId) -> SpillSeed {
     let algorithm = Algorithm::ChaCha20Poly1305;
     SpillSeed { pool: [1; 16], epoch: Epoch(4), algorithm, volume: VOLUME, id }
 }
@@ -30,18 +30,18 @@ fn payload(tag: u8, sectors: usize) -> Source {
 
 fn read(source: &Source) -> Result<Bytes> {
     match source {
-        Source::SideResident(resident) => resident.read(),
+        Source::SpillResident(resident) => resident.read(),
         other => panic!("{other:?} needs no reading"),
     }
 }
 
-fn made(id: SideFileId, pieces: &[Piece]) -> SimSpill {
+fn made(id: SpillFileId, pieces: &[Piece]) -> SimSpill {
     let mut file = SimSpill::default();
     write(&mut file, &seed(id), pieces, &key(), &read).unwrap();
     file
 }
 
-fn opened(file: &SimSpill, id: SideFileId) -> Result<SideLayer> {
+fn opened(file: &SimSpill, id: SpillFileId) -> Result<SpillLayer> {
     let reader = SpillReader { pool: [1; 16], epoch: Epoch(4), key: &key() };
     open("side".into(), Box::new(file.clone()), VOLUME, id, &reader)
 }
@@ -188,7 +188,7 @@ fn temporarily_unreadable_payload_is_not_lost() {
 fn a_missing_file_hides_everything_and_is_never_merged() {
     let [a, b, c] = [id(1, 2, 1), id(3, 4, 2), id(5, 6, 3)];
     let whole = |id| Arc::new(opened(&made(id, &[piece(0, 1, payload(9, 1))]), id).unwrap());
-    let layers = [Arc::new(SideLayer::missing(a)), whole(b), whole(c)];
+    let layers = [Arc::new(SpillLayer::missing(a)), whole(b), whole(c)];
     assert_eq!(cheapest_pair(&layers, |_, _| true), Some(1));
     assert_eq!(cheapest_pair(&layers[..2], |_, _| true), None);
     assert_eq!(cheapest_pair(&layers, |_, _| false), None);

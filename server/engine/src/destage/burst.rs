@@ -106,7 +106,7 @@ mod tests {
             durable_lsn: Lsn(9),
             destaged_lsn: Lsn(0),
             oldest_undestaged_age: Some(Duration::from_secs(1)),
-            oldest_side_age: None,
+            oldest_spilled_age: None,
             undestaged_bytes: 0,
             memory_bytes: 0,
             extent_count: 0,

@@ -25,7 +25,7 @@ pub(super) fn set_aside_if_overtaken(
         return Ok(());
     }
     let pool = manifest.pool.into_bytes();
-    let Some(log) = wal::find_overtaken(log_dir, pool, since)? else { return Ok(()) };
+    let Some(log) = wal::find_superseded(log_dir, pool, since)? else { return Ok(()) };
     // Before the log is moved, so that a crash in between is not taken for a lost log.
     let mark = log_dir.with_file_name(LOG_MADE);
     match std::fs::remove_file(&mark) {
@@ -39,7 +39,7 @@ pub(super) fn set_aside_if_overtaken(
     std::fs::rename(log_dir, &aside).map_err(|error| {
         Error::with_source(ErrorKind::Io, format!("set aside {}", log_dir.display()), error)
     })?;
-    if log.is_in_store && log.side_file_count == 0 {
+    if log.is_in_store && log.spill_file_count == 0 {
         // Everything in it reached the store before the pool moved to another owner.
         return std::fs::remove_dir_all(&aside).map_err(|error| {
             Error::with_source(ErrorKind::Io, format!("remove {}", aside.display()), error)
@@ -48,8 +48,8 @@ pub(super) fn set_aside_if_overtaken(
     tracing::error!(
         log_epoch = log.epoch.0,
         only_here_count = log.contents.entry_count,
-        only_here_bytes = log.contents.payload_bytes + log.side_bytes,
-        side_file_count = log.side_file_count,
+        only_here_bytes = log.contents.payload_bytes + log.spill_bytes,
+        spill_file_count = log.spill_file_count,
         kept_at = %aside.display(),
         "another node has owned the pool since this directory's log was written; the log is kept \
          and not replayed: the writes that it alone holds are not part of the pool"
@@ -135,7 +135,7 @@ pub(super) fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
 
 /// Describes what a directory without a ring still holds.
 fn rest_of_log(log_dir: &Path) -> Result<String> {
-    let (count, bytes) = wal::weigh_side_files(log_dir)?;
+    let (count, bytes) = wal::weigh_spill_files(log_dir)?;
     Ok(match count {
         0 => "and no side files either".to_owned(),
         _ => format!("but {count} side files of {bytes} bytes, which may be nowhere else"),

@@ -19,7 +19,7 @@ use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use tiering::Tier;
-use wal::MissingSide;
+use wal::MissingSpillFile;
 
 /// Data that volumes that cannot be destaged may have in the ring and in side files together, in
 /// lengths of the ring. Chosen by hand: one ring, in case it was full of such data when the problem
@@ -132,7 +132,7 @@ impl Shared {
             .keys()
             .map(|volume| (*volume, self.log.overlay().weight_of(*volume)))
             .collect();
-        let bytes_of = |weight: &wal::VolumeWeight| weight.log_bytes + weight.side_bytes;
+        let bytes_of = |weight: &wal::VolumeWeight| weight.log_bytes + weight.spill_bytes;
         let bytes: u64 = weights.iter().map(|(_, weight)| bytes_of(weight)).sum();
         let extents: u64 = weights.iter().map(|(_, weight)| weight.extent_count).sum();
         let mut listed = BTreeMap::new();
@@ -147,8 +147,8 @@ impl Shared {
             let entry = Aside {
                 since_lsn: since.0,
                 log_bytes: weight.log_bytes,
-                side_bytes: weight.side_bytes,
-                side_file_count: weight.side_file_count,
+                spill_bytes: weight.spill_bytes,
+                spill_file_count: weight.spill_file_count,
                 is_refusing_writes: is_too_much,
                 is_closed: aside.closed.contains_key(&volume),
                 reason,
@@ -294,7 +294,7 @@ fn stalled(name: &str, aside: &Aside) -> Report {
         format!(
             "{} bytes in {} side files and {} bytes in the log would be lost with this machine{refusing}; the other \
              volumes go on",
-            aside.side_bytes, aside.side_file_count, aside.log_bytes
+            aside.spill_bytes, aside.spill_file_count, aside.log_bytes
         ),
         "bring the damaged object of the store back, or write over what is damaged; it is tried again by itself",
     )
@@ -310,7 +310,7 @@ fn refusal(volume: VolumeId, reason: &str) -> Error {
 
 /// Collects the volumes for which the metadata lists side files, and closes those with a missing
 /// one.
-pub(super) fn asides_at_start(tier: &Tier, missing: &[MissingSide]) -> AsideVolumes {
+pub(super) fn asides_at_start(tier: &Tier, missing: &[MissingSpillFile]) -> AsideVolumes {
     let mut aside = AsideVolumes::default();
     for (volume, files) in tier.asides() {
         let since = files.first().map_or(Lsn::NONE, |file| file.first_lsn);

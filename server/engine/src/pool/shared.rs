@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tiering::Tier;
 use tokio::sync::{Notify, RwLock, watch};
-use wal::{EntryKind, Log, MissingSide, NewEntry, Wait};
+use wal::{EntryKind, Log, MissingSpillFile, NewEntry, Wait};
 
 /// State shared by the volumes and the destage job.
 pub(crate) struct Shared {
@@ -56,12 +56,12 @@ pub(crate) struct Shared {
     pub(super) ends_at: Mutex<Option<&'static str>>,
     /// Volume whose side files cannot be written, as on a full disk.
     #[cfg(test)]
-    pub(super) side_fails_of: Mutex<Option<VolumeId>>,
+    pub(super) spill_fails_of: Mutex<Option<VolumeId>>,
 }
 
 impl Shared {
     /// Creates the state from an opened log and tier. Volumes in `missing` lack a side file.
-    pub(super) fn new(log: Log, tier: Tier, missing: &[MissingSide]) -> Shared {
+    pub(super) fn new(log: Log, tier: Tier, missing: &[MissingSpillFile]) -> Shared {
         let destaged = watch::Sender::new(tier.destaged_lsn());
         let aside = asides_at_start(&tier, missing);
         Shared {
@@ -77,7 +77,7 @@ impl Shared {
             #[cfg(test)]
             ends_at: Mutex::default(),
             #[cfg(test)]
-            side_fails_of: Mutex::default(),
+            spill_fails_of: Mutex::default(),
             log,
             tier,
             fatal: OnceLock::new(),
@@ -186,8 +186,8 @@ impl Shared {
 
     /// Lets a test keep side files from being written.
     #[cfg(test)]
-    pub(crate) fn check_side(&self, volume: VolumeId) -> Result<()> {
-        match *self.side_fails_of.lock() == Some(volume) {
+    pub(crate) fn check_spill(&self, volume: VolumeId) -> Result<()> {
+        match *self.spill_fails_of.lock() == Some(volume) {
             true => Err(Error::new(ErrorKind::Io, "no space for it")),
             false => Ok(()),
         }
@@ -200,7 +200,7 @@ impl Shared {
         clippy::unnecessary_wraps,
         reason = "the twin of the tests looks at the pool and fails"
     )]
-    pub(crate) fn check_side(&self, _volume: VolumeId) -> Result<()> {
+    pub(crate) fn check_spill(&self, _volume: VolumeId) -> Result<()> {
         Ok(())
     }
 

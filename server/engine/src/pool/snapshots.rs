@@ -282,7 +282,7 @@ impl Pool {
     /// Fails if the volume has too many side files. Side files from before and after a snapshot are
     /// not joined, so each snapshot may add one.
     fn check_aside(&self, volume: &Volume, name: &str) -> Result<()> {
-        let count = self.shared.log.overlay().side_file_count(volume.id());
+        let count = self.shared.log.overlay().spill_file_count(volume.id());
         if count < SIDE_FILES_MAX {
             return Ok(());
         }

@@ -35,7 +35,7 @@ impl AdminPool {
         let conditions: Vec<ConditionInfo> =
             open.conditions.list().into_iter().map(ConditionInfo::from).collect();
         let warnings = conditions.iter().map(ConditionInfo::line).collect();
-        let side_bytes: u64 = progress.aside.values().map(|aside| aside.side_bytes).sum();
+        let spill_bytes: u64 = progress.aside.values().map(|aside| aside.spill_bytes).sum();
         StatusInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pool: manifest.pool.to_string(),
@@ -48,7 +48,7 @@ impl AdminPool {
             is_offline: self.is_offline,
             endpoints: self.endpoints.clone(),
             volume_count: open.pool.volumes().len() as u64,
-            at_risk: AtRisk { oldest_seconds, bytes: log.undestaged_bytes + side_bytes },
+            at_risk: AtRisk { oldest_seconds, bytes: log.undestaged_bytes + spill_bytes },
             log: LogInfo {
                 used_bytes: log.used_bytes,
                 ring_bytes: log.ring_bytes,
@@ -127,8 +127,8 @@ fn aside_info(open: &OpenPool, volume: u32, aside: engine::destage::Aside) -> As
         name: name_of(open, volume),
         since_lsn: aside.since_lsn,
         log_bytes: aside.log_bytes,
-        side_bytes: aside.side_bytes,
-        side_file_count: aside.side_file_count,
+        spill_bytes: aside.spill_bytes,
+        spill_file_count: aside.spill_file_count,
         is_refusing_writes: aside.is_refusing_writes,
         is_closed: aside.is_closed,
         reason: aside.reason,

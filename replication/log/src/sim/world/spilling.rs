@@ -19,7 +19,7 @@ impl World {
                 continue;
             }
             let (first, last) = (generation.first_lsn(), generation.last_lsn());
-            let new = self.write_side(process, volume, first, last, &pieces)?;
+            let new = self.write_spill_file(process, volume, first, last, &pieces)?;
             let mut layers = process.shared.overlay.spill_layers_of(volume);
             layers.push(new);
             if layers.len() > 2
@@ -31,7 +31,8 @@ impl World {
             {
                 let pair = &layers[index..index + 2];
                 let (first, last) = (pair[0].id().first_lsn, pair[1].id().last_lsn);
-                let merged = self.write_side(process, volume, first, last, &spill::merge(pair))?;
+                let merged =
+                    self.write_spill_file(process, volume, first, last, &spill::merge(pair))?;
                 layers.splice(index..index + 2, [merged]);
             }
             self.stats.spilled += 1;
@@ -40,15 +41,15 @@ impl World {
         Ok(changed)
     }
 
-    fn write_side(
+    fn write_spill_file(
         &mut self,
         process: &Process,
         volume: VolumeId,
         first_lsn: Lsn,
         last_lsn: Lsn,
         pieces: &[Piece],
-    ) -> Result<Arc<SideLayer>, String> {
-        let mut id = SideFileId { first_lsn, last_lsn, id: [0; 16] };
+    ) -> Result<Arc<SpillLayer>, String> {
+        let mut id = SpillFileId { first_lsn, last_lsn, id: [0; 16] };
         self.random.fill(&mut id.id);
         let seed = SpillSeed {
             pool: self.identity.pool,
@@ -61,7 +62,7 @@ impl World {
         let mut sink = SimSpill::default();
         spill::write(&mut sink, &seed, pieces, &key, &|source| match source {
             Source::LogResident(resident) => resident.read(&*process.reader, &key),
-            Source::SideResident(resident) => resident.read(),
+            Source::SpillResident(resident) => resident.read(),
             other => panic!("{other:?} needs no reading"),
         })
         .map_err(|e| e.chain())?;
@@ -69,7 +70,7 @@ impl World {
         self.open_spill(volume, id)
     }
 
-    fn open_spill(&self, volume: VolumeId, id: SideFileId) -> Result<Arc<SideLayer>, String> {
+    fn open_spill(&self, volume: VolumeId, id: SpillFileId) -> Result<Arc<SpillLayer>, String> {
         let name = id.file_name(volume);
         let bytes = self.spill_files.get(&name).ok_or_else(|| format!("{name} is gone"))?;
         let key = PoolKey::new(KEY);

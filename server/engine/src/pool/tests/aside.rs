@@ -35,7 +35,7 @@ async fn heal(store: &InMemory, rotten: &Rotten) {
     }
 }
 
-fn side_files(dir: &Path) -> Vec<PathBuf> {
+fn spill_files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir.join("log")).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
@@ -80,8 +80,8 @@ impl World {
     async fn set_aside() -> World {
         let world = World::new().await;
         world.pool.destage_all().await.unwrap_err();
-        assert_eq!(world.aside().side_file_count, 1);
-        assert_eq!(side_files(world.dir.path()).len(), 1);
+        assert_eq!(world.aside().spill_file_count, 1);
+        assert_eq!(spill_files(world.dir.path()).len(), 1);
         world
     }
 
@@ -118,7 +118,7 @@ async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
         written += 65536;
     }
     let aside = world.aside();
-    assert_eq!((aside.side_file_count, aside.is_refusing_writes), (1, false));
+    assert_eq!((aside.spill_file_count, aside.is_refusing_writes), (1, false));
     assert!(aside.reason.contains("segment"), "{}", aside.reason);
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
     assert_eq!(read(&world.bad, 0, 512).await.unwrap_err().kind(), ErrorKind::Corrupt);
@@ -137,7 +137,7 @@ async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
     until("back", || world.pool.destage_progress().aside.is_empty()).await;
     assert_eq!(read(&world.bad, 0, 4096).await.unwrap(), pattern(1, 65536)[..4096]);
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
-    until("removed", || side_files(world.dir.path()).is_empty()).await;
+    until("removed", || spill_files(world.dir.path()).is_empty()).await;
     assert_eq!(world.pool.fsck().await.unwrap().problems(), Vec::<String>::new());
     world.pool.destage_all().await.unwrap();
     world.close().await;
@@ -201,7 +201,7 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
     // A change without payload is accepted, because it may cover the damage.
     world.bad.discard(128 * MIB, MIB, false).await.unwrap();
     let aside = world.aside();
-    let bytes = aside.log_bytes + aside.side_bytes;
+    let bytes = aside.log_bytes + aside.spill_bytes;
     assert!(bytes > 16 * MIB && bytes <= 3 * 16 * MIB, "{aside:?}");
     // Reads continue, and writes do once the volume has healed.
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
@@ -248,7 +248,7 @@ async fn a_death_between_any_two_steps_loses_nothing_and_brings_nothing_old_back
         assert_eq!(contents(&world).await, model, "{step}");
         // Only files that the metadata names exist.
         let named: usize = world.pool.asides().values().map(Vec::len).sum();
-        let found = side_files(world.dir.path()).len();
+        let found = spill_files(world.dir.path()).len();
         assert!(found == named || !is_late, "{step}: {found} files, {named} named");
         assert!(!is_late || named == 0, "{step}");
         // Data written and destaged from here on is newer than every side file.
@@ -260,7 +260,7 @@ async fn a_death_between_any_two_steps_loses_nothing_and_brings_nothing_old_back
         world = world.reopen(3).await;
         let newer = vec![pattern(20, 512).to_vec(), pattern(21, 65536).to_vec(), good.to_vec()];
         assert_eq!(contents(&world).await, newer, "{step}");
-        assert_eq!(side_files(world.dir.path()), Vec::<PathBuf>::new(), "{step}");
+        assert_eq!(spill_files(world.dir.path()), Vec::<PathBuf>::new(), "{step}");
         assert_eq!(world.pool.fsck().await.unwrap().problems(), Vec::<String>::new(), "{step}");
         world.close().await;
     }
@@ -273,7 +273,7 @@ async fn writing_over_the_damage_brings_a_volume_back() {
     world.bad.write(4096, pattern(5, 4096), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap();
     assert_eq!(read(&world.bad, 4096, 4096).await.unwrap(), pattern(5, 4096));
-    assert_eq!(side_files(world.dir.path()), Vec::<PathBuf>::new());
+    assert_eq!(spill_files(world.dir.path()), Vec::<PathBuf>::new());
     world.close().await;
 }
 
@@ -287,7 +287,7 @@ async fn a_volume_with_many_side_files_keeps_a_bounded_number_of_them() {
     }
     let named: usize = world.pool.asides().values().map(Vec::len).sum();
     assert_eq!(named, 64);
-    until("merged files are gone", || side_files(world.dir.path()).len() == named).await;
+    until("merged files are gone", || spill_files(world.dir.path()).len() == named).await;
     let world = world.reopen(2).await;
     for round in 0..80u64 {
         let found = read(&world.bad, 65536 + round * 4096, 4096).await.unwrap();
@@ -306,7 +306,7 @@ async fn a_volume_with_many_side_files_keeps_a_bounded_number_of_them() {
 async fn a_missing_or_damaged_side_file_closes_its_volume_and_no_other() {
     let mut world = World::set_aside().await;
     world.good.write(0, pattern(8, 65536), NO_FUA).await.unwrap();
-    let file = side_files(world.dir.path()).remove(0);
+    let file = spill_files(world.dir.path()).remove(0);
     let whole = std::fs::read(&file).unwrap();
     for (epoch, is_missing) in [(2, true), (3, false)] {
         if is_missing {
@@ -364,7 +364,7 @@ async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
     // The first machine's file completes the volume here, too.
     drop((bad, good));
     kill(pool).await;
-    for file in side_files(first.path()) {
+    for file in spill_files(first.path()) {
         std::fs::copy(&file, dir.path().join("log").join(file.file_name().unwrap())).unwrap();
     }
     let pool = open(dir.path(), &store, 3).await;
@@ -373,7 +373,7 @@ async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
     // Once given up, it is no longer behind.
     drop(bad);
     kill(pool).await;
-    side_files(dir.path()).iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    spill_files(dir.path()).iter().for_each(|file| std::fs::remove_file(file).unwrap());
     let pool = open(dir.path(), &store, 4).await;
     pool.remove_volume("bad", true).await.unwrap();
     pool.destage_all().await.unwrap();
@@ -461,7 +461,7 @@ async fn what_rots_in_the_log_is_an_error_until_it_is_written_over() {
     check(&pool, true).await;
     pool.destage_all().await.unwrap();
     check(&pool, true).await;
-    assert_eq!(side_files(dir.path()), Vec::<PathBuf>::new());
+    assert_eq!(spill_files(dir.path()), Vec::<PathBuf>::new());
     drop(bad);
     pool.close().await.unwrap();
 }
@@ -542,14 +542,14 @@ async fn a_large_backlog_comes_back_in_parts_oldest_first() {
     let mut world = World::set_aside().await;
     let model = backlog(&world).await;
     let before = world.aside();
-    assert!(before.side_bytes > 3 * 2 * MIB && before.side_file_count >= ROUNDS, "{before:?}");
+    assert!(before.spill_bytes > 3 * 2 * MIB && before.spill_file_count >= ROUNDS, "{before:?}");
     // A crash in the middle: the files that are left are still needed, and there are no others.
     *world.pool.shared.ends_at.lock() = Some("late-committed");
     heal(&world.store, &world.rotten).await;
     until("committed", || world.pool.shared.is_stopped()).await;
     world = world.reopen(2).await;
     let named: usize = world.pool.asides().values().map(Vec::len).sum();
-    assert!(0 < named && named < before.side_file_count as usize, "{named} files");
+    assert!(0 < named && named < before.spill_file_count as usize, "{named} files");
     check_backlog(&world.bad, &model).await;
     // The other volumes make progress between the parts.
     let mut since = 0;
@@ -557,12 +557,12 @@ async fn a_large_backlog_comes_back_in_parts_oldest_first() {
         let bytes = pattern(round, 65536);
         world.good.write(round * 65536, bytes, NO_FUA).await.unwrap();
         let aside = world.aside();
-        assert!(aside.side_file_count == 0 || aside.since_lsn >= since, "{aside:?}");
+        assert!(aside.spill_file_count == 0 || aside.since_lsn >= since, "{aside:?}");
         since = aside.since_lsn;
     }
     world.pool.destage_all().await.unwrap();
     check_backlog(&world.bad, &model).await;
-    assert_eq!(side_files(world.dir.path()), Vec::<PathBuf>::new());
+    assert_eq!(spill_files(world.dir.path()), Vec::<PathBuf>::new());
     let world = world.reopen(3).await;
     check_backlog(&world.bad, &model).await;
     assert_eq!(world.pool.fsck().await.unwrap().problems(), Vec::<String>::new());
@@ -579,7 +579,7 @@ async fn a_large_backlog_comes_back_when_only_its_newest_part_covers_the_damage(
     world.bad.write(4096, bytes, NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap();
     check_backlog(&world.bad, &model).await;
-    assert_eq!(side_files(world.dir.path()), Vec::<PathBuf>::new());
+    assert_eq!(spill_files(world.dir.path()), Vec::<PathBuf>::new());
     world.close().await;
 }
 
@@ -591,7 +591,7 @@ async fn what_a_missing_side_file_held_can_be_given_up() {
     // Data that only the ring has is newer than the missing data, too.
     world.bad.write(131_072, pattern(7, 65536), NO_FUA).await.unwrap();
     world.good.write(0, pattern(8, 65536), NO_FUA).await.unwrap();
-    std::fs::remove_file(side_files(world.dir.path()).remove(0)).unwrap();
+    std::fs::remove_file(spill_files(world.dir.path()).remove(0)).unwrap();
     let world = world.reopen(2).await;
     heal(&world.store, &world.rotten).await;
     // The volume has stepped back as well. Recording that must not keep the pool from opening.
@@ -613,7 +613,7 @@ async fn what_a_missing_side_file_held_can_be_given_up() {
     world.pool.destage_all().await.unwrap();
     let world = world.reopen(3).await;
     check(&world).await;
-    assert_eq!(side_files(world.dir.path()), Vec::<PathBuf>::new());
+    assert_eq!(spill_files(world.dir.path()), Vec::<PathBuf>::new());
     assert_eq!(world.pool.fsck().await.unwrap().problems(), Vec::<String>::new());
     world.close().await;
 }
@@ -647,7 +647,7 @@ async fn a_side_file_that_cannot_be_written_leaves_nothing_behind() {
     world.pool.destage_all().await.unwrap();
     let rotten = rot(&world.store).await;
     // Both are damaged in one generation, and the second volume's side file cannot be written.
-    *world.pool.shared.side_fails_of.lock() = Some(other.id());
+    *world.pool.shared.spill_fails_of.lock() = Some(other.id());
     world.bad.write(4096, pattern(4, SECTOR), NO_FUA).await.unwrap();
     other.write(4096, pattern(5, SECTOR), NO_FUA).await.unwrap();
     let failure = || world.pool.destage_progress().failure.unwrap_or_default();
@@ -656,8 +656,8 @@ async fn a_side_file_that_cannot_be_written_leaves_nothing_behind() {
     let is_failing =
         || world.pool.tier().conditions().is_raised(ConditionKind::DestageFailing, "pool");
     assert!(is_failing());
-    until("nothing is left", || side_files(world.dir.path()).is_empty()).await;
-    *world.pool.shared.side_fails_of.lock() = None;
+    until("nothing is left", || spill_files(world.dir.path()).is_empty()).await;
+    *world.pool.shared.spill_fails_of.lock() = None;
     until("both are aside", || world.pool.destage_progress().aside.len() == 2).await;
     until("no failure is told", || !is_failing()).await;
     assert_eq!(read(&other, 4096, SECTOR).await.unwrap(), pattern(5, SECTOR));
