@@ -19,8 +19,9 @@ use tiering::cache::{CacheIo, CacheOptions};
 use tiering::fetch::{Access, Frames, FramesOptions};
 use tiering::segment::read::{frame_of, segment_key};
 use tiering::segment::{
-    FrameRef, SealedSegment, SegmentBuilder, SegmentNumber, SegmentSeed, open_frame,
+    FrameRef, Placement, SealedSegment, SegmentBuilder, SegmentNumber, SegmentSeed, open_frame,
 };
+use tiering::segment_store::ObjectSegments;
 
 const POOL: [u8; 16] = [1; 16];
 
@@ -215,7 +216,7 @@ fn open(
     let options =
         FramesOptions { memory_bytes, stream_bytes: 0, cache, ..FramesOptions::default() };
     Frames::open(
-        store.clone(),
+        Arc::new(ObjectSegments::new(store.clone())),
         POOL,
         (PoolKey::new([7; 32]), tiering::VolumeKeys::default()),
         options,
@@ -238,7 +239,8 @@ async fn fill(
             left -= 1;
         }
         let sealed = segment.finish();
-        refs.extend(places.iter().map(|&at| FrameRef { info: sealed.info, at }));
+        let frame = |&at| FrameRef { info: sealed.info, placement: Placement::Object, at };
+        refs.extend(places.iter().map(frame));
         let payload: Bytes = sealed.bytes.clone();
         store.put(&sealed.info.object_path(), payload.into()).await.expect("it is written");
         segments.push(sealed);

@@ -38,14 +38,14 @@ pub use part::LeftOut;
 use crate::create::{Created, create};
 use crate::fail_point;
 use crate::heat::Hottest;
-use crate::keys::KeyId;
 use crate::listing::{HELD_COUNT_MAX, list_at_most};
 use crate::map::Map;
 use crate::map::MapOptions;
 use crate::map::database::{self, Database, DatabaseOptions, StateObjects};
 use crate::orphans::Hold;
 use crate::segment::read::check_object;
-use crate::segment::{FOLDER, SegmentId, SegmentInfo, SegmentNumber, parse_object_path};
+use crate::segment::{SegmentId, SegmentInfo, SegmentName, SegmentNumber};
+use crate::segment_store::{Listed, ObjectSegments, SegmentStore};
 use crate::tier::{Inner, Tier};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use bytes::Bytes;
@@ -183,6 +183,8 @@ struct Held {
 pub struct Copier {
     inner: Arc<Inner>,
     target: Arc<dyn ObjectStore>,
+    /// The segments in `target`.
+    copied: ObjectSegments,
     options: CopierOptions,
     progress: Arc<CopyProgress>,
     pace: Pace,
@@ -224,6 +226,7 @@ impl Tier {
         self.inner.check_writable()?;
         let mut copier = Copier {
             inner: self.inner.clone(),
+            copied: ObjectSegments::new(target.clone()),
             target,
             options,
             progress,
@@ -261,9 +264,11 @@ impl Copier {
 
     async fn list(&mut self) -> Result<()> {
         let failed = |cause| target_error("list the copy", cause);
-        let mut listing = self.listed(&Path::from(FOLDER));
+        let mut listing = self.copied.list(HELD_COUNT_MAX);
         while let Some(found) = listing.try_next().await.map_err(failed)? {
-            let Some((epoch, number, id)) = parse_object_path(&found.location) else { continue };
+            let Listed::Segment { name: SegmentName { epoch, number, id }, .. } = found else {
+                continue;
+            };
             if let Some(other) = self.segments.insert(number.0, Held { epoch, id }) {
                 // The first pass determines which of the two it needs, and copies it again.
                 self.strays.push(path_of(number.0, other));
@@ -364,7 +369,7 @@ impl Copier {
         replaced.manifests =
             self.manifests.iter().copied().filter(|number| !is_needed(number)).collect();
         let needed = |path: &Path| {
-            parse_object_path(path).is_some_and(|(epoch, number, id)| {
+            SegmentName::parse(path).is_some_and(|SegmentName { epoch, number, id }| {
                 self.segments.get(&number.0) == Some(&Held { epoch, id })
             })
         };
@@ -477,14 +482,6 @@ fn damaged_number(path: &Path) -> Option<u64> {
 }
 
 fn path_of(number: u64, held: Held) -> Path {
-    let info = SegmentInfo {
-        number: SegmentNumber(number),
-        epoch: held.epoch,
-        id: held.id,
-        algorithm: block::seal::Algorithm::default(),
-        key: KeyId::POOL,
-        object_bytes: 0,
-        frame_count: 0,
-    };
-    info.object_path()
+    let Held { epoch, id } = held;
+    SegmentName { epoch, number: SegmentNumber(number), id }.object_path()
 }

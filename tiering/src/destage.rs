@@ -23,13 +23,13 @@ use crate::map::pages::PAGE_BLOCKS;
 use crate::map::ranges::RANGE_PAGES_MIN;
 use crate::map::records::AsideFile;
 use crate::map::{Change, Commit, CommitReport, SnapshotChange};
+use crate::segment_store::Leftover;
 use crate::tier::Inner;
 use block::units::{BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use duplicates::{Duplicates, Search};
 use futures::{StreamExt, TryStreamExt};
-use object_store::path::Path;
 use pack::{Item, Packer, Partial, Splitter};
 use std::future::Future;
 use std::sync::Arc;
@@ -259,12 +259,11 @@ impl Inner {
             let _pins = pins; // until the commit is over
             let mut writer = inner.writer.lock().await;
             let lists = commit.fingerprints.clone();
-            let names: Vec<Path> =
-                commit.segments.iter().map(|record| record.info.object_path()).collect();
+            let written: Vec<Leftover> = commit.segments.iter().map(Leftover::from).collect();
             match inner.is_done(commit.last_lsn, commit.is_late, writer.root().destaged) {
                 Ok(false) => {}
                 done => {
-                    inner.orphans.abandon(names);
+                    inner.orphans.abandon(written);
                     return done.map(|_| CommitReport::default()).map_err(CommitError::from);
                 }
             }
@@ -272,7 +271,7 @@ impl Inner {
             match &committed {
                 Ok(_) => inner.dedup.add(&lists),
                 // They are deleted only if the map turns out not to reference them.
-                Err(_) => inner.orphans.abandon(names),
+                Err(_) => inner.orphans.abandon(written),
             }
             committed
         });

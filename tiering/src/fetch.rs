@@ -32,15 +32,15 @@ use crate::keys::VolumeKeys;
 use crate::planted::Planted;
 use crate::segment::read::{Directory, ObjectReport, check_object, directory_tail_bytes};
 use crate::segment::{
-    DirectoryEntry, FrameAt, FrameRef, SegmentError, SegmentInfo, format, open_directory,
+    DirectoryEntry, FrameRef, SegmentError, SegmentInfo, StoredSegment, format, open_directory,
     open_frame,
 };
+use crate::segment_store::SegmentStore;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use flights::{Flights, Ticket};
 use memory::{FrameKey, Keys, Memory, key_of};
-use object_store::ObjectStore;
 use parking_lot::Mutex;
 use std::error::Error as StdError;
 use std::ops::Range;
@@ -118,12 +118,11 @@ impl Drop for Ahead {
 }
 
 impl Frames {
-    /// Opens the reader on `store`, which has the prefix of the pool already. Opening the NVMe
-    /// cache blocks for a short time. A cache that cannot be opened is reported once and not used;
+    /// Opens the reader of `segments`. Opening the NVMe cache blocks for a short time. A cache that cannot be opened is reported once and not used;
     /// it never fails the caller.
     #[must_use]
     pub fn open(
-        store: Arc<dyn ObjectStore>,
+        segments: Arc<dyn SegmentStore>,
         pool: [u8; 16],
         (pool_key, volume_keys): (PoolKey, VolumeKeys),
         mut options: FramesOptions,
@@ -141,7 +140,7 @@ impl Frames {
             memory: Memory::new(options.memory_bytes, options.stream_bytes),
             cache,
             flights: Arc::default(),
-            store: StoreReader::new(store, &options),
+            store: StoreReader::new(segments, &options),
             streams: Mutex::new(Streams::new(
                 options.window_bytes_max.min(options.stream_bytes / 4),
             )),
@@ -160,9 +159,8 @@ impl Frames {
     /// this place; `NotFound` when the object is not in the store. Both are final and name segment,
     /// frame and object. `Unreadable` when the object repeatedly cannot be read while others can.
     /// `Unavailable` when the store did not answer for [`FramesOptions::retry_duration_max`].
-    pub async fn read(&self, info: &SegmentInfo, at: FrameAt) -> Result<Bytes> {
-        let frame = FrameRef { info: *info, at };
-        let mut frames = self.read_many(&[frame], Access::Random).await?;
+    pub async fn read(&self, frame: &FrameRef) -> Result<Bytes> {
+        let mut frames = self.read_many(std::slice::from_ref(frame), Access::Random).await?;
         Ok(frames.pop().expect("one frame was asked for"))
     }
 
@@ -232,7 +230,7 @@ impl Frames {
             }
             bytes += u64::from(frame.at.sealed_bytes);
             if let (Some(ticket), _) = inner.flights.join(key) {
-                wanted.push((*frame, ticket));
+                wanted.push((frame.clone(), ticket));
             }
         }
         if wanted.is_empty() {
@@ -261,11 +259,11 @@ impl Frames {
     /// # Errors
     /// Those of [`Frames::read`]; also `Corrupt` when the directory belongs to another segment or
     /// another pool.
-    pub async fn read_directory(&self, info: &SegmentInfo) -> Result<Vec<DirectoryEntry>> {
-        match self.0.read_directory(info).await {
+    pub async fn read_directory(&self, segment: &StoredSegment) -> Result<Vec<DirectoryEntry>> {
+        match self.0.read_directory(segment).await {
             Err(error) if is_bad(&error) => {
-                self.0.note_refetch(info, None, &error);
-                self.0.read_directory(info).await
+                self.0.note_refetch(&segment.info, None, &error);
+                self.0.read_directory(segment).await
             }
             read => read,
         }
@@ -277,17 +275,17 @@ impl Frames {
     /// # Errors
     /// `Corrupt` when the directory does not open or belongs to another segment; `NotFound` and
     /// `Unavailable` like [`Frames::read`]. Damaged frames are part of the report.
-    pub async fn check_segment(&self, info: &SegmentInfo) -> Result<ObjectReport> {
-        let first = self.0.check_segment(info).await;
+    pub async fn check_segment(&self, segment: &StoredSegment) -> Result<ObjectReport> {
+        let first = self.0.check_segment(segment).await;
         match &first {
             Ok(report) => match report.damaged.first() {
-                Some((at, why)) => self.0.note_refetch(info, Some(at.frame_index), why),
+                Some((at, why)) => self.0.note_refetch(&segment.info, Some(at.frame_index), why),
                 None => return first,
             },
-            Err(error) if is_bad(error) => self.0.note_refetch(info, None, error),
+            Err(error) if is_bad(error) => self.0.note_refetch(&segment.info, None, error),
             Err(_) => return first,
         }
-        self.0.check_segment(info).await
+        self.0.check_segment(segment).await
     }
 
     /// Reads the whole object of a segment from the store, bypassing every cache and without
@@ -295,8 +293,8 @@ impl Frames {
     ///
     /// # Errors
     /// Those of [`StoreReader::get`].
-    pub async fn read_object(&self, info: &SegmentInfo) -> Result<Bytes> {
-        self.0.store.get(info, 0..u64::from(info.object_bytes)).await
+    pub async fn read_object(&self, segment: &StoredSegment) -> Result<Bytes> {
+        self.0.store.get(segment, 0..u64::from(segment.info.object_bytes)).await
     }
 
     /// Sets the source that tells whether a segment is wanted and which others exist. Without it,
@@ -353,7 +351,7 @@ impl Frames {
 
 /// Frames of one segment that one request reads, each with the duty to deliver it.
 struct StoreRun {
-    info: SegmentInfo,
+    segment: StoredSegment,
     range: Range<u32>,
     frames: Vec<(FrameRef, Ticket)>,
 }
@@ -391,7 +389,7 @@ impl Inner {
                     found[n] = Some(plain);
                     continue;
                 }
-                leading.push((frames[n], ticket));
+                leading.push((frames[n].clone(), ticket));
             }
             waits.push((n, wait));
         }
@@ -425,7 +423,7 @@ impl Inner {
     /// them if the request fails; returns the frames that do not verify.
     async fn fetch_once(self: Arc<Self>, run: StoreRun, access: Access) -> Vec<Bad> {
         let range = u64::from(run.range.start)..u64::from(run.range.end);
-        match self.store.get(&run.info, range).await {
+        match self.store.get(&run.segment, range).await {
             Err(error) => {
                 for (frame, ticket) in run.frames {
                     ticket.land(Err(error
@@ -494,7 +492,7 @@ impl Inner {
 
     /// Reads frames into the stream cache from the NVMe cache or the store, and delivers them.
     async fn fetch_ahead(self: Arc<Self>, wanted: Vec<(FrameRef, Ticket)>) {
-        let frames: Vec<FrameRef> = wanted.iter().map(|(frame, _)| *frame).collect();
+        let frames: Vec<FrameRef> = wanted.iter().map(|(frame, _)| frame.clone()).collect();
         let mut found = vec![None; frames.len()];
         if self.cache.is_some() {
             let all: Vec<usize> = (0..frames.len()).collect();
@@ -517,17 +515,18 @@ impl Inner {
         futures::future::join_all(fetches).await;
     }
 
-    async fn read_directory(&self, info: &SegmentInfo) -> Result<Vec<DirectoryEntry>> {
+    async fn read_directory(&self, segment: &StoredSegment) -> Result<Vec<DirectoryEntry>> {
+        let info = &segment.info;
         let object_bytes = u64::from(info.object_bytes);
         let what = || format!("open directory of {info}");
         let first = object_bytes.saturating_sub(TAIL_BYTES_FIRST);
-        let head = self.store.get(info, 0..object_bytes.min(format::HEADER_BYTES as u64));
-        let (head, tail) = tokio::join!(head, self.store.get(info, first..object_bytes));
+        let head = self.store.get(segment, 0..object_bytes.min(format::HEADER_BYTES as u64));
+        let (head, tail) = tokio::join!(head, self.store.get(segment, first..object_bytes));
         let (head, mut tail) = (head?, tail?);
         let tail_bytes = directory_tail_bytes(&tail).map_err(|error| error.into_error(what()))?;
         if tail_bytes > tail.len() {
             let start = object_bytes.saturating_sub(tail_bytes as u64);
-            tail = self.store.get(info, start..object_bytes).await?;
+            tail = self.store.get(segment, start..object_bytes).await?;
         }
         let directory = open_directory(self.keys.pool_key(), &head, &tail)
             .map_err(|error| error.into_error(what()))?;
@@ -535,8 +534,9 @@ impl Inner {
         Ok(directory.entries)
     }
 
-    async fn check_segment(&self, info: &SegmentInfo) -> Result<ObjectReport> {
-        let object = self.store.get(info, 0..u64::from(info.object_bytes)).await?;
+    async fn check_segment(&self, segment: &StoredSegment) -> Result<ObjectReport> {
+        let info = &segment.info;
+        let object = self.store.get(segment, 0..u64::from(info.object_bytes)).await?;
         let (pool_key, volume_keys) =
             (self.keys.pool_key().clone(), self.keys.volume_keys().clone());
         let check = move || check_object(&pool_key, &volume_keys, &object);
@@ -586,7 +586,7 @@ fn store_runs(mut frames: Vec<(FrameRef, Ticket)>) -> Vec<StoreRun> {
         let start = frame.at.offset;
         let end = start.saturating_add(frame.at.sealed_bytes);
         let joins = |run: &&mut StoreRun| {
-            run.info.id == frame.info.id
+            run.segment.info.id == frame.info.id
                 && start >= run.range.end
                 && start - run.range.end <= STORE_GAP_BYTES
                 && end - run.range.start <= STORE_RUN_BYTES
@@ -596,7 +596,7 @@ fn store_runs(mut frames: Vec<(FrameRef, Ticket)>) -> Vec<StoreRun> {
             run.frames.push((frame, ticket));
         } else {
             runs.push(StoreRun {
-                info: frame.info,
+                segment: frame.segment(),
                 range: start..end,
                 frames: vec![(frame, ticket)],
             });

@@ -212,7 +212,9 @@ impl Check<'_> {
         let number = record.info.number.0;
         if let Some(newer) = &self.newer {
             match inner.map.segment_in(newer, number).await {
-                Ok(found) if found != Some(*record) => return Ok(true),
+                Ok(found) if found.as_ref().is_none_or(|found| !found.is_of(&record.info)) => {
+                    return Ok(true);
+                }
                 // The newer state was used only for a lookup, and may have been compacted away by
                 // now.
                 Err(error) if !newer.is_stale() => return Err(error),
@@ -221,7 +223,8 @@ impl Check<'_> {
         }
         let newest =
             Database::read_only(inner.options.store.clone(), &inner.options.database).await?;
-        let is_gone = inner.map.segment_in(&newest, number).await? != Some(*record);
+        let found = inner.map.segment_in(&newest, number).await?;
+        let is_gone = found.is_none_or(|found| !found.is_of(&record.info));
         if let Some(newer) = self.newer.replace(newest) {
             close_reader(&newer).await;
         }
@@ -256,7 +259,7 @@ impl Check<'_> {
                     self.verified_until = info.number.0;
                     continue;
                 }
-                match self.inner.frames.check_segment(&info).await {
+                match self.inner.frames.check_segment(&record.stored()).await {
                     Ok(checked) => {
                         for (at, why) in &checked.damaged {
                             self.report.differs(|| {
@@ -488,7 +491,7 @@ impl Check<'_> {
                     self.keep(number, None);
                     return Ok(Some(format!("segment {number} has no record")));
                 }
-                Some(record) => match self.inner.frames.read_directory(&record.info).await {
+                Some(record) => match self.inner.frames.read_directory(&record.stored()).await {
                     Ok(entries) => self.keep(number, Some(entries)),
                     Err(error) => {
                         self.unreadable(&record, &error).await?;

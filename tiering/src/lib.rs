@@ -33,6 +33,7 @@ mod planted;
 pub mod reclaim;
 pub mod scrub;
 pub mod segment;
+pub mod segment_store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tier;

@@ -19,10 +19,10 @@ pub use sources::MendSource;
 
 use crate::copier::places::lend;
 use crate::outage::public_text;
-use crate::segment::SegmentInfo;
+use crate::segment::{SegmentInfo, StoredSegment};
+use crate::segment_store::Leftover;
 use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};
-use object_store::ObjectStoreExt;
 use parking_lot::Mutex;
 use sources::{HEDGE, Source};
 use std::collections::HashMap;
@@ -152,31 +152,32 @@ impl Inner {
     /// # Errors
     /// `Unavailable` when the pool's store does not answer, or the metadata database is being
     /// reopened; `Fenced` when another process owns the pool.
-    pub(crate) async fn heal(&self, info: &SegmentInfo) -> Result<Finding> {
-        lend(&self.copy_places, self.heal_now(info)).await
+    pub(crate) async fn heal(&self, segment: &StoredSegment) -> Result<Finding> {
+        lend(&self.copy_places, self.heal_now(segment)).await
     }
 
     /// Like [`Inner::heal`], for a caller that holds a permit already.
-    pub(crate) async fn heal_now(&self, info: &SegmentInfo) -> Result<Finding> {
-        match self.look_at_own(info).await? {
+    pub(crate) async fn heal_now(&self, segment: &StoredSegment) -> Result<Finding> {
+        match self.look_at_own(segment).await? {
             Ok(found) => Ok(found),
-            Err(why) => self.mend(info, why, None).await,
+            Err(why) => self.mend(segment, why, None).await,
         }
     }
 
     /// Like [`Inner::heal`], for a reader whose data was found unreadable: it does not wait for a
     /// store that hangs.
-    async fn heal_for_reader(&self, info: &SegmentInfo) -> Result<Finding> {
-        let looked = tokio::time::timeout(HEDGE, self.look_at_own(info)).await;
+    async fn heal_for_reader(&self, segment: &StoredSegment) -> Result<Finding> {
+        let looked = tokio::time::timeout(HEDGE, self.look_at_own(segment)).await;
         match looked.unwrap_or_else(|_| Ok(Err(format!("not sent in {HEDGE:?}"))))? {
             Ok(found) => Ok(found),
-            Err(why) => self.mend(info, why, Some(HEDGE)).await,
+            Err(why) => self.mend(segment, why, Some(HEDGE)).await,
         }
     }
 
     /// Determines the state of a segment in the pool's store, or the reason to mend it.
-    async fn look_at_own(&self, info: &SegmentInfo) -> Result<Result<Finding, String>> {
-        let why = match self.frames.check_segment(info).await {
+    async fn look_at_own(&self, segment: &StoredSegment) -> Result<Result<Finding, String>> {
+        let info = &segment.info;
+        let why = match self.frames.check_segment(segment).await {
             Ok(report) => match report.damage() {
                 None => {
                     self.reclaim.note_well(info.number.0);
@@ -198,10 +199,11 @@ impl Inner {
     /// return the restored segment.
     async fn mend(
         &self,
-        info: &SegmentInfo,
+        segment: &StoredSegment,
         why: String,
         patience: Option<Duration>,
     ) -> Result<Finding> {
+        let info = &segment.info;
         let planted = self.options.planted;
         // The order matters: even if the segment is forgotten from now on, its object is not
         // deleted before mending is done.
@@ -209,7 +211,6 @@ impl Inner {
         if !self.is_named(info.number, info.id).await? {
             return Ok(Finding::Gone);
         }
-        let path = info.object_path();
         let (object, source) = match self.fetch_from_sources(info).await {
             Ok(found) => found,
             Err(mut said) => {
@@ -219,7 +220,7 @@ impl Inner {
         };
         self.check_owner().await?;
         // A failed write of this segment must not prevent the check of others.
-        if let Err(cause) = self.store.put(&path, object.into()).await {
+        if let Err(cause) = self.segments.replace(segment, object).await {
             let cause = public_text(&cause);
             let why =
                 format!("{why}; the copy {source} has it, but it could not be put back: {cause}");
@@ -227,11 +228,11 @@ impl Inner {
         }
         self.frames.store().set_stale(info);
         if !planted.mend_unheld && !self.is_named(info.number, info.id).await? {
-            self.orphans.abandon(vec![path]);
+            self.orphans.abandon([Leftover::from(segment)]);
             return Ok(Finding::Gone);
         }
         drop(hold);
-        let checked = self.frames.check_segment(info);
+        let checked = self.frames.check_segment(segment);
         let checked = match patience {
             None => checked.await,
             Some(patience) => match tokio::time::timeout(patience, checked).await {
@@ -255,7 +256,7 @@ impl Inner {
         self.dedup.note_well(info.number.0);
         self.mending.mended_count.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
-            object = %path, why, copy = source,
+            object = %info.name(), why, copy = source,
             "a segment was damaged or missing in the pool's store, and was put back from a copy"
         );
         Ok(Finding::Mended { why, source })
@@ -263,16 +264,17 @@ impl Inner {
 
     /// Mends the segments that a reader lacks. Returns true if some were restored, so that reading
     /// again is worthwhile.
-    pub(crate) async fn mend_for_reader(&self, lacking: &[SegmentInfo]) -> bool {
+    pub(crate) async fn mend_for_reader(&self, lacking: &[StoredSegment]) -> bool {
         let mend = async {
             let mut is_mended = false;
-            for info in lacking {
+            for segment in lacking {
+                let info = &segment.info;
                 let _turn = self.mending.turn(info.number.0).await;
                 if self.mending.was_tried(info.number.0) {
                     continue;
                 }
                 let _place = self.mending.readers.acquire().await;
-                match lend(&self.copy_places, self.heal_for_reader(info)).await {
+                match lend(&self.copy_places, self.heal_for_reader(segment)).await {
                     // Another task has restored it meanwhile, or the transfer was bad.
                     Ok(Finding::Whole { .. } | Finding::Mended { .. } | Finding::Gone) => {
                         is_mended = true;

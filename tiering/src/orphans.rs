@@ -19,14 +19,13 @@
 
 mod undeletable;
 
-use crate::listing;
+use crate::listing::OBJECT_COUNT_MAX;
 use crate::outage::public_text;
-use crate::segment::{FOLDER, SegmentId, SegmentNumber, parse_object_path};
+use crate::segment::{SegmentId, SegmentNumber};
+use crate::segment_store::{Leftover, Listed};
 use crate::tier::Inner;
 use block::{Error, ErrorKind, Result};
 use futures::TryStreamExt;
-use object_store::ObjectStoreExt;
-use object_store::path::Path;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,19 +96,19 @@ impl Hold {
 /// Objects to be deleted.
 #[derive(Debug, Default)]
 pub(crate) struct Orphans {
-    abandoned: Mutex<VecDeque<Path>>,
+    abandoned: Mutex<VecDeque<Leftover>>,
     holds: Mutex<Vec<Weak<Hold>>>,
-    held: Mutex<VecDeque<Path>>,
+    held: Mutex<VecDeque<Leftover>>,
     undeletable: Undeletable,
     /// Serializes sweeps of abandoned uploads.
     sweep: tokio::sync::Mutex<()>,
 }
 
 impl Orphans {
-    /// Registers objects that may have been written and that the map does not reference.
-    pub(crate) fn abandon(&self, names: Vec<Path>) {
+    /// Registers segments that may have been written and that the map does not reference.
+    pub(crate) fn abandon(&self, segments: impl IntoIterator<Item = Leftover>) {
         let mut abandoned = self.abandoned.lock();
-        abandoned.extend(names);
+        abandoned.extend(segments);
         let excess = abandoned.len().saturating_sub(ABANDONED_MAX);
         abandoned.drain(..excess);
     }
@@ -150,20 +149,19 @@ impl Orphans {
         self.held.lock().len()
     }
 
-    fn is_held(&self, path: &Path) -> bool {
-        let Some((_, number, _)) = parse_object_path(path) else { return false };
+    fn is_held(&self, number: SegmentNumber) -> bool {
         let mut holds = self.holds.lock();
         holds.retain(|hold| hold.strong_count() > 0);
         holds.iter().filter_map(Weak::upgrade).any(|hold| hold.has(number))
     }
 
-    /// Postpones a deletion, if a copy needs the object and not too many are waiting already.
-    fn put_off(&self, path: &Path) -> bool {
-        let is_held = self.is_held(path);
+    /// Postpones a deletion, if a copy needs the segment and not too many are waiting already.
+    fn put_off(&self, segment: &Leftover) -> bool {
+        let is_held = self.is_held(segment.name.number);
         let mut held = self.held.lock();
         let is_put_off = is_held && held.len() < HELD_MAX;
         if is_put_off {
-            held.push_back(path.clone());
+            held.push_back(segment.clone());
         }
         is_put_off
     }
@@ -173,10 +171,10 @@ impl Orphans {
         let mut held = self.held.lock();
         let waiting = std::mem::take(&mut *held);
         let mut free = Vec::new();
-        for path in waiting {
-            match free.len() >= ABANDONED_PER_SWEEP_MAX || self.is_held(&path) {
-                true => held.push_back(path),
-                false => free.push(path),
+        for segment in waiting {
+            match free.len() >= ABANDONED_PER_SWEEP_MAX || self.is_held(segment.name.number) {
+                true => held.push_back(segment),
+                false => free.push(segment),
             }
         }
         drop(held);
@@ -185,13 +183,13 @@ impl Orphans {
         }
     }
 
-    fn oldest(&self) -> Option<Path> {
+    fn oldest(&self) -> Option<Leftover> {
         self.abandoned.lock().front().cloned()
     }
 
-    /// Removes `path` from the list. It may be gone already, because the list was full.
-    fn forget(&self, path: &Path) {
-        self.abandoned.lock().retain(|abandoned| abandoned != path);
+    /// Removes a segment from the list. It may be gone already, because the list was full.
+    fn forget(&self, segment: &Leftover) {
+        self.abandoned.lock().retain(|abandoned| abandoned.name != segment.name);
     }
 }
 
@@ -203,10 +201,11 @@ impl Inner {
         self.orphans.take_up();
         let mut again = self.orphans.undeletable.due(ABANDONED_PER_SWEEP_MAX, Instant::now());
         for _ in 0..ABANDONED_PER_SWEEP_MAX {
-            let Some(path) = self.orphans.oldest().or_else(|| again.pop()) else { break };
-            if self.orphans.put_off(&path) {
-                self.orphans.forget(&path);
-                self.orphans.undeletable.forget(&self.options.conditions, &path);
+            let Some(segment) = self.orphans.oldest().or_else(|| again.pop()) else { break };
+            let name = segment.name;
+            if self.orphans.put_off(&segment) {
+                self.orphans.forget(&segment);
+                self.orphans.undeletable.forget(&self.options.conditions, &name);
                 continue;
             }
             if report.object_count == 0 {
@@ -214,27 +213,23 @@ impl Inner {
             }
             report.object_count += 1;
             // A failed commit may have become durable nevertheless, so ask the map.
-            let is_named = match parse_object_path(&path) {
-                Some((_, number, id)) => self.is_named(number, id).await?,
-                None => true,
-            };
-            match is_named {
-                true => self.orphans.undeletable.forget(&self.options.conditions, &path),
-                false => match self.delete_or_note(&path).await {
+            match self.is_named(name.number, name.id).await? {
+                true => self.orphans.undeletable.forget(&self.options.conditions, &name),
+                false => match self.delete_or_note(&segment).await {
                     Ok(true) => {
-                        tracing::debug!(object = %path, "deleted an abandoned upload");
+                        tracing::debug!(object = %name, "deleted an abandoned upload");
                         report.deleted_count += 1;
                     }
                     Ok(false) => report.refused_count += 1,
                     Err(error) => {
                         // The other objects must not wait for this one.
-                        self.orphans.forget(&path);
-                        self.orphans.abandon(vec![path]);
+                        self.orphans.forget(&segment);
+                        self.orphans.abandon([segment]);
                         return Err(error);
                     }
                 },
             }
-            self.orphans.forget(&path);
+            self.orphans.forget(&segment);
         }
         Ok(report)
     }
@@ -242,22 +237,23 @@ impl Inner {
     /// Implements [`crate::Tier::sweep_orphans`].
     pub(crate) async fn sweep_orphans(&self) -> Result<SweepReport> {
         let mut report = SweepReport::default();
-        let mut listing = listing::list(&self.store, Some(&Path::from(FOLDER)));
+        let mut listing = self.segments.list(OBJECT_COUNT_MAX);
         while let Some(found) = listing.try_next().await.map_err(sweep_failed)? {
             report.object_count += 1;
-            let Some((epoch, number, id)) = parse_object_path(&found.location) else {
+            let Listed::Segment { name, placement, bytes } = found else {
                 report.foreign_count += 1;
                 continue;
             };
-            if epoch >= self.options.epoch
-                || self.has_record(number, id).await?
-                || self.is_named(number, id).await?
+            if name.epoch >= self.options.epoch
+                || self.has_record(name.number, name.id).await?
+                || self.is_named(name.number, name.id).await?
             {
                 continue;
             }
             // Known undeletable objects are retried separately.
-            let is_known = self.orphans.undeletable.has(&found.location);
-            if is_known || self.orphans.put_off(&found.location) {
+            let segment = Leftover { name, placement: Some(placement) };
+            let is_known = self.orphans.undeletable.has(&name);
+            if is_known || self.orphans.put_off(&segment) {
                 continue;
             }
             if report.refused_count >= REFUSED_PER_SWEEP_MAX {
@@ -267,26 +263,26 @@ impl Inner {
             if report.deleted_count + report.refused_count == 0 {
                 self.check_owner().await?;
             }
-            if !self.delete_or_note(&found.location).await? {
+            if !self.delete_or_note(&segment).await? {
                 report.refused_count += 1;
                 continue;
             }
-            tracing::info!(object = %found.location, "deleted an orphan segment");
+            tracing::info!(object = %name, "deleted an orphan segment");
             report.deleted_count += 1;
-            report.deleted_bytes += found.size;
+            report.deleted_bytes += bytes;
         }
         Ok(report)
     }
 
-    /// Deletes an object. Returns false if the store does not delete it although it answers; the
-    /// object is then retried separately.
+    /// Deletes a segment. Returns false if the store does not delete it although it answers; the
+    /// segment is then retried separately.
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer other requests either.
-    async fn delete_or_note(&self, path: &Path) -> Result<bool> {
-        let refused = match self.delete(path).await {
+    async fn delete_or_note(&self, segment: &Leftover) -> Result<bool> {
+        let refused = match self.segments.delete(segment).await {
             Ok(()) => None,
-            Err(refused) => match self.store.head(path).await {
+            Err(refused) => match self.segments.size(segment).await {
                 Ok(_) => Some(refused),
                 Err(object_store::Error::NotFound { .. }) => None,
                 Err(_) => return Err(sweep_failed(refused)),
@@ -294,10 +290,10 @@ impl Inner {
         };
         let conditions = &self.options.conditions;
         match &refused {
-            None => self.orphans.undeletable.forget(conditions, path),
+            None => self.orphans.undeletable.forget(conditions, &segment.name),
             Some(refused) => {
                 let why = public_text(refused);
-                self.orphans.undeletable.note(conditions, path, &why, Instant::now());
+                self.orphans.undeletable.note(conditions, segment, &why, Instant::now());
             }
         }
         Ok(refused.is_none())
@@ -326,13 +322,6 @@ impl Inner {
         match &self.options.owner_check {
             Some(check) => check.ask().await,
             None => Ok(()),
-        }
-    }
-
-    pub(crate) async fn delete(&self, path: &Path) -> object_store::Result<()> {
-        match self.store.delete(path).await {
-            Err(object_store::Error::NotFound { .. }) => Ok(()),
-            other => other,
         }
     }
 }

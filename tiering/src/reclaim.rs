@@ -417,10 +417,10 @@ impl Inner {
                 break;
             }
             if worth(&victim.record, live, next_segment).is_some() {
-                chosen.push(victim);
                 live_bytes += bytes;
                 let kept_bytes = space::live_bytes(&victim.record, live);
                 freed_bytes += u64::from(victim.record.info.object_bytes) - kept_bytes;
+                chosen.push(victim);
             }
         }
         Ok(chosen)
@@ -478,7 +478,8 @@ impl Inner {
         // overwritten since.
         if done.overtaken_block_count == 0 && snapshots.is_same(&self.map.snapshots()) {
             let is_left = |record: &&SegmentRecord| {
-                !done.forgotten.contains(record) && !is_by_place.contains(&record.info.number.0)
+                !done.forgotten.iter().any(|one| one.is_of(&record.info))
+                    && !is_by_place.contains(&record.info.number.0)
             };
             for record in emptied.iter().filter(is_left) {
                 let what = "its count of live blocks is not 0, though no page names it; `spindle fsck --repair-counts` \

@@ -35,7 +35,7 @@ impl Tier {
         loop {
             let (found, next) = self.inner.map.live_after(last, 1).await?;
             if let Some((record, _)) = found.first() {
-                let finding = self.inner.heal(&record.info).await?;
+                let finding = self.inner.heal(&record.stored()).await?;
                 return Ok(Some(Scrubbed { info: record.info, finding }));
             }
             let Some(next) = next else { return Ok(None) };

@@ -34,6 +34,7 @@ use crate::orphans::{Orphans, SweepReport};
 use crate::outage::{Outage, StoreFailure};
 use crate::planted::Planted;
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
+use crate::segment_store::SegmentStore;
 use crate::watched::Watched;
 use block::seal::{Algorithm, PoolKey};
 use block::units::BLOCK_BYTES;
@@ -243,6 +244,7 @@ pub(crate) struct Inner {
     /// See [`TierOptions::left_out`] and [`Tier::set_left_out`].
     pub(crate) left_out: parking_lot::RwLock<Option<LeftOut>>,
     pub(crate) store: Arc<dyn ObjectStore>,
+    pub(crate) segments: Arc<dyn SegmentStore>,
     /// The same store, for the metadata database.
     pub(crate) watched: Arc<Watched>,
     pub(crate) pool_key: PoolKey,

@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn many_rejected_frames_are_told_in_one_line_each_period() {
         let (info, _, frames) = segment(&mut Rng::new(1), 3);
-        let frame = FrameRef { info, at: frames[2] };
+        let frame = FrameRef { info, placement: crate::segment::Placement::Object, at: frames[2] };
         let rejected = Rejected::default();
         let start = Instant::now();
         let note = |is_proven, seconds| {

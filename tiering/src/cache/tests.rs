@@ -434,7 +434,11 @@ async fn frames_that_do_not_verify_are_a_condition() {
     cache.flush().await;
     for at in &frames[..2] {
         let Some(Found::Disk(place)) = cache.find(&info.id, *at) else { panic!("it is there") };
-        cache.reject(&FrameRef { info, at: *at }, place, &SegmentError::Authentication);
+        cache.reject(
+            &FrameRef { info, placement: crate::segment::Placement::Object, at: *at },
+            place,
+            &SegmentError::Authentication,
+        );
     }
     let list = cache.shared.conditions.list();
     assert_eq!((list.len(), list[0].kind), (1, ConditionKind::CacheFailing));
@@ -525,7 +529,11 @@ fn reject_bad(cache: &FrameCache, info: SegmentInfo, frames: &[FrameAt]) -> (u64
         let mut buffer = AlignedBuffer::default();
         let bytes = cache.read(place, &mut buffer, at.sealed_bytes as usize).unwrap();
         if let Err(error) = verify_frame(&info.id, at, bytes) {
-            cache.reject(&FrameRef { info, at }, place, &error);
+            cache.reject(
+                &FrameRef { info, placement: crate::segment::Placement::Object, at },
+                place,
+                &error,
+            );
         }
     }
     let told = cache.shared.rejected.take(std::time::Instant::now());

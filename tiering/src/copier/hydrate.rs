@@ -19,19 +19,19 @@ use super::origin::RestoredStore;
 use super::places::Places;
 use super::transfer::{Pace, check_length, copy_parts, source_error};
 use super::{STEP, verify};
-use crate::create::create;
-use crate::fetch::peers::Peers;
+use crate::fetch::peers::{Peer, Peers};
 use crate::fetch::store::StoreReader;
 use crate::heat::Hottest;
-use crate::listing::{HELD_COUNT_MAX, list_at_most};
+use crate::listing::HELD_COUNT_MAX;
 use crate::map::records::SegmentRecord;
-use crate::segment::{FOLDER, SegmentId, SegmentInfo, parse_object_path};
+use crate::segment::{SegmentId, SegmentInfo, SegmentName, StoredSegment};
+use crate::segment_store::{Leftover, Listed, ObjectSegments, SegmentStore};
 use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectStoreExt};
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -229,12 +229,12 @@ async fn list_own(store: &RestoredStore) -> Result<(Own, u64)> {
     let failed =
         |cause| Error::with_source(ErrorKind::Unavailable, "restore: list the pool's store", cause);
     let (mut own, mut bytes) = (Own::new(), 0);
-    let mut listing = list_at_most(store.own(), Some(&Path::from(FOLDER)), HELD_COUNT_MAX);
+    let mut listing = store.own_segments().list(HELD_COUNT_MAX);
     while let Some(found) = listing.try_next().await.map_err(failed)? {
-        if let Some((_, number, id)) = parse_object_path(&found.location) {
-            own.insert(number.0, id);
-            if number.0 < store.below() {
-                bytes += found.size;
+        if let Listed::Segment { name, bytes: stored_bytes, .. } = found {
+            own.insert(name.number.0, name.id);
+            if name.number.0 < store.below() {
+                bytes += stored_bytes;
             }
         }
     }
@@ -327,7 +327,7 @@ impl Hydration<'_> {
             if let Some(record) = self.inner.map.find_segment(number).await?
                 && self.is_missing(&record.info)
             {
-                count += self.fetch(&record.info).await?;
+                count += self.fetch(&record.stored()).await?;
             }
         }
         loop {
@@ -335,7 +335,7 @@ impl Hydration<'_> {
             for (record, live) in records {
                 count += self.fetch_waited_for().await?;
                 if (live > 0 || with_dead) && self.is_missing(&record.info) {
-                    count += self.fetch(&record.info).await?;
+                    count += self.fetch(&record.stored()).await?;
                 }
             }
             match next {
@@ -348,7 +348,7 @@ impl Hydration<'_> {
     /// Fetches the objects that clients wait for.
     async fn fetch_waited_for(&mut self) -> Result<u64> {
         let mut count = 0;
-        while let Some(path) = self.store.most_read(|path| parse_object_path(path).is_some()) {
+        while let Some(path) = self.store.most_read(|path| SegmentName::parse(path).is_some()) {
             count += self.fetch_named(&path).await?;
             self.store.forget(&path);
         }
@@ -410,26 +410,27 @@ impl Hydration<'_> {
     }
 
     async fn fetch_named(&mut self, path: &Path) -> Result<u64> {
-        let Some((_, number, id)) = parse_object_path(path) else { return Ok(0) };
-        match self.inner.map.find_segment(number.0).await? {
-            Some(record) if record.info.id == id && self.is_missing(&record.info) => {
-                self.fetch(&record.info).await
+        let Some(name) = SegmentName::parse(path) else { return Ok(0) };
+        match self.inner.map.find_segment(name.number.0).await? {
+            Some(record) if record.info.id == name.id && self.is_missing(&record.info) => {
+                self.fetch(&record.stored()).await
             }
             _ => Ok(0),
         }
     }
 
-    async fn fetch(&mut self, info: &SegmentInfo) -> Result<u64> {
+    async fn fetch(&mut self, segment: &StoredSegment) -> Result<u64> {
         let places = self.places.clone();
-        self.pace.wait(u64::from(info.object_bytes)).await;
-        places.with(self.fetch_now(info)).await
+        self.pace.wait(u64::from(segment.info.object_bytes)).await;
+        places.with(self.fetch_now(segment)).await
     }
 
-    async fn fetch_now(&mut self, info: &SegmentInfo) -> Result<u64> {
+    async fn fetch_now(&mut self, segment: &StoredSegment) -> Result<u64> {
+        let info = &segment.info;
         let path = info.object_path();
         let mut is_second = false;
         let object = loop {
-            let object = match self.get(info).await {
+            let object = match self.get(segment).await {
                 Ok(object) => object,
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     self.note_missing(info).await?;
@@ -456,7 +457,7 @@ impl Hydration<'_> {
             }
         };
         let bytes = object.len() as u64;
-        self.put(&path, object).await?;
+        self.put(segment, object).await?;
         self.own.insert(info.number.0, info.id);
         self.progress.done_bytes.fetch_add(bytes, Ordering::Relaxed);
         let left = self.progress.left_bytes.load(Ordering::Relaxed).saturating_sub(bytes);
@@ -466,7 +467,7 @@ impl Hydration<'_> {
         }
         // Reclaim may have dropped the segment before its object was here to be deleted.
         if !self.is_named(info).await? {
-            self.inner.orphans.abandon(vec![path.clone()]);
+            self.inner.orphans.abandon([Leftover::from(segment)]);
         }
         self.store.forget(&path);
         Ok(1)
@@ -514,17 +515,18 @@ impl Hydration<'_> {
         let writer = self.inner.writer.lock().await;
         self.inner.map.check(&writer)?;
         let found = self.inner.map.find_segment(info.number.0).await?;
-        Ok(found.is_some_and(|record| record.info == *info))
+        Ok(found.is_some_and(|record| record.is_of(info)))
     }
 
     /// Reads the object of a segment from the copy.
-    async fn get(&self, info: &SegmentInfo) -> Result<Bytes> {
+    async fn get(&self, segment: &StoredSegment) -> Result<Bytes> {
+        let info = &segment.info;
         if self.store.is_read_within(GIVE_WAY) {
             tokio::time::sleep(GIVE_WAY).await;
         }
         let reader = self.store.reader(|| CopyPeers::reader(self.store, self.inner));
         let path = info.object_path();
-        let error = match reader.get(info, 0..u64::from(info.object_bytes)).await {
+        let error = match reader.get(segment, 0..u64::from(info.object_bytes)).await {
             Err(error) if error.kind() == ErrorKind::Corrupt => error,
             read => return read.map_err(|error| error.context("restore: read the copy")),
         };
@@ -540,14 +542,15 @@ impl Hydration<'_> {
         Ok(bytes)
     }
 
-    async fn put(&self, path: &Path, bytes: Bytes) -> Result<()> {
+    async fn put(&self, segment: &StoredSegment, bytes: Bytes) -> Result<()> {
+        let own = self.store.own_segments();
         // Never overwrite an object that a mend or an operator has put there meanwhile.
         let put = match self.inner.options.planted.hydrate_overwrites {
-            true => self.store.own().put(path, bytes.into()).await.map(drop),
-            false => create(self.store.own(), path, &bytes).await.map(drop),
+            true => own.replace(segment, bytes).await,
+            false => own.restore(&segment.info, bytes).await,
         };
-        put.map_err(|cause| {
-            let what = format!("restore: write {path} to the pool's store");
+        put.map(drop).map_err(|cause| {
+            let what = format!("restore: write {} to the pool's store", segment.info.name());
             Error::with_source(ErrorKind::Unavailable, what, cause)
         })
     }
@@ -557,6 +560,7 @@ impl Hydration<'_> {
 /// long as the copy does.
 struct CopyPeers {
     inner: Weak<Inner>,
+    store: Arc<dyn ObjectStore>,
     witness: Path,
 }
 
@@ -572,8 +576,11 @@ impl CopyPeers {
         // The caller reports lacking segments itself.
         options.conditions = block::Conditions::default();
         options.retry_duration_max = options.retry_duration_max.min(COPY_RETRY_MAX);
-        let reader = StoreReader::new(store.of_copy().clone(), &options).impatient();
-        let peers = CopyPeers { inner: Arc::downgrade(inner), witness: store.witness().clone() };
+        let copy = store.of_copy().clone();
+        let segments = Arc::new(ObjectSegments::new(copy.clone()));
+        let reader = StoreReader::new(segments, &options).impatient();
+        let (inner_of, witness) = (Arc::downgrade(inner), store.witness().clone());
+        let peers = CopyPeers { inner: inner_of, store: copy, witness };
         reader.set_peers(Arc::new(peers), inner.options.planted);
         reader
     }
@@ -588,11 +595,7 @@ impl Peers for CopyPeers {
         }
     }
 
-    async fn another(
-        &self,
-        _: &SegmentInfo,
-        _: &HashSet<SegmentId>,
-    ) -> Option<(Path, Option<SegmentInfo>)> {
-        Some((self.witness.clone(), None))
+    async fn another(&self, _: &SegmentInfo, _: &HashSet<SegmentId>) -> Option<Peer> {
+        Some(Peer::Object(self.store.clone(), self.witness.clone()))
     }
 }

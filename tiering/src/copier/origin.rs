@@ -11,7 +11,8 @@
 
 use crate::fetch::store::{OF_COPY, OF_COPY_OBJECT, StoreReader};
 use crate::map::database;
-use crate::segment::parse_object_path;
+use crate::segment::SegmentName;
+use crate::segment_store::ObjectSegments;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::path::Path;
@@ -73,6 +74,11 @@ impl RestoredStore {
             reader: OnceLock::new(),
             last_read_ms: AtomicU64::new(0),
         }
+    }
+
+    /// Returns the segments of the pool's own store.
+    pub(crate) fn own_segments(&self) -> ObjectSegments {
+        ObjectSegments::new(self.own.clone())
     }
 
     pub(crate) fn own(&self) -> &Arc<dyn ObjectStore> {
@@ -171,8 +177,8 @@ impl RestoredStore {
     }
 
     fn is_shared(&self, path: &Path) -> bool {
-        match parse_object_path(path) {
-            Some((_, number, _)) => number.0 < self.below,
+        match SegmentName::parse(path) {
+            Some(name) => name.number.0 < self.below,
             None => path.prefix_matches(&database::table_folder()),
         }
     }

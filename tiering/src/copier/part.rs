@@ -11,7 +11,7 @@ use super::{Copier, held_of};
 use crate::map::records::SegmentRecord;
 use crate::map::{LayerId, Map};
 use crate::mend::is_lost;
-use crate::segment::SegmentInfo;
+use crate::segment::StoredSegment;
 use crate::tier::Inner;
 use block::{Result, VolumeId};
 use futures::{StreamExt, TryStreamExt};
@@ -96,7 +96,7 @@ impl Copier {
         let layers = &layers;
         let mut looked = futures::stream::iter(unknown)
             .map(|record| async move {
-                let is_needed = is_written_for(inner, &record.info, layers).await;
+                let is_needed = is_written_for(inner, &record.stored(), layers).await;
                 is_needed.map(|is_needed| (record, is_needed))
             })
             .buffered(DIRECTORIES_AT_ONCE);
@@ -113,10 +113,10 @@ impl Copier {
 
 async fn is_written_for(
     inner: &Inner,
-    info: &SegmentInfo,
+    segment: &StoredSegment,
     layers: &BTreeSet<LayerId>,
 ) -> Result<bool> {
-    match inner.frames.read_directory(info).await {
+    match inner.frames.read_directory(segment).await {
         Ok(entries) => Ok(entries.iter().any(|entry| layers.contains(&LayerId(entry.layer)))),
         Err(error) if is_lost(&error) => Ok(true),
         Err(error) => Err(error),

@@ -2,13 +2,14 @@
 //! ones are recorded.
 
 use super::replaced::Replaced;
-use super::transfer::{each, target_error};
+use super::transfer::{each, source_error, target_error};
 use super::{Copier, Held, STEP, damaged_path, held_of, path_of, verify};
 use crate::map::Map;
 use crate::map::records::{Root, SegmentRecord};
 use crate::mend::Finding;
 use crate::orphans::Hold;
-use crate::segment::{SegmentInfo, SegmentNumber};
+use crate::segment::{SegmentInfo, SegmentNumber, StoredSegment};
+use crate::segment_store::SegmentStore;
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use object_store::{ObjectStoreExt, PutPayload};
@@ -74,7 +75,7 @@ impl Copier {
             let (records, next) = map.live_after(last, STEP).await?;
             let end = next.unwrap_or(u64::MAX);
             let named: BTreeMap<u64, SegmentRecord> =
-                records.iter().map(|(record, _)| (record.info.number.0, *record)).collect();
+                records.iter().map(|(record, _)| (record.info.number.0, record.clone())).collect();
             let named = self.needed(map, named, (last + 1, end)).await?;
             let has = |number: &u64, held: &Held| {
                 named.get(number).is_some_and(|record| held_of(&record.info) == *held)
@@ -106,11 +107,12 @@ impl Copier {
                 Some(bad) => bad.is_due(),
                 None => self.segments.get(&info.number.0) != Some(&held_of(info)),
             };
-            let missing: Vec<SegmentInfo> =
-                named.values().map(|record| record.info).filter(is_wanted).collect();
+            let missing = named.values().filter(|record| is_wanted(&record.info));
+            let missing: Vec<StoredSegment> = missing.map(SegmentRecord::stored).collect();
             let this = &*self;
-            let (copied, done) = each(missing, |info| async move {
-                let found = this.copy_segment(&info).await?;
+            let (copied, done) = each(missing, |segment| async move {
+                let info = segment.info;
+                let found = this.copy_segment(&segment).await?;
                 this.progress.looked_segment.fetch_max(info.number.0, Ordering::Relaxed);
                 Ok((info, found))
             })
@@ -146,7 +148,7 @@ impl Copier {
         for number in due {
             let _hold = self.inner.orphans.hold_one(SegmentNumber(number));
             let Some(record) = self.inner.map.find_segment(number).await? else { continue };
-            let found = self.copy_segment(&record.info).await?;
+            let found = self.copy_segment(&record.stored()).await?;
             self.note(&record.info, found);
         }
         Ok(())
@@ -185,31 +187,33 @@ impl Copier {
         count.fetch_add(is_new.into(), Ordering::Relaxed);
     }
 
-    async fn copy_segment(&self, info: &SegmentInfo) -> Result<Found> {
-        self.pace.wait(u64::from(info.object_bytes)).await;
-        self.places.with(self.copy_segment_now(info)).await
+    async fn copy_segment(&self, segment: &StoredSegment) -> Result<Found> {
+        self.pace.wait(u64::from(segment.info.object_bytes)).await;
+        self.places.with(self.copy_segment_now(segment)).await
     }
 
     /// Reads the object from the pool's store, even if its size is not the expected one.
-    async fn read_segment(&self, info: &SegmentInfo) -> Result<Bytes> {
-        match self.inner.frames.read_object(info).await {
+    async fn read_segment(&self, segment: &StoredSegment) -> Result<Bytes> {
+        match self.inner.frames.read_object(segment).await {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                self.read_source(&info.object_path()).await
+                let read = self.inner.segments.read_whole(segment).await;
+                read.map_err(|cause| source_error(&segment.info.object_path(), cause))
             }
             read => read,
         }
     }
 
-    async fn copy_segment_now(&self, info: &SegmentInfo) -> Result<Found> {
+    async fn copy_segment_now(&self, segment: &StoredSegment) -> Result<Found> {
+        let info = &segment.info;
         let path = info.object_path();
         let (mut is_second, mut is_damaged, mut is_healed) = (false, false, false);
         let planted = self.inner.options.planted;
         let object = loop {
-            let object = match self.read_segment(info).await {
+            let object = match self.read_segment(segment).await {
                 Ok(object) => object,
                 Err(error) if error.kind() == ErrorKind::Unreadable => {
                     // Another copy may have it; the pool's store then has it again.
-                    let healed = self.inner.heal_now(info).await?;
+                    let healed = self.inner.heal_now(segment).await?;
                     match healed {
                         Finding::Whole { .. } | Finding::Mended { .. } if !is_healed => {
                             is_healed = true;
@@ -237,7 +241,7 @@ impl Copier {
                 // The transfer may have been bad, not the object.
                 Some(_) if !is_second => is_second = true,
                 Some(why) => {
-                    if !planted.damage_overwrites && self.has_whole(info).await? {
+                    if !planted.damage_overwrites && self.has_whole(segment).await? {
                         return Ok(Found::Whole);
                     }
                     // Write the mark first, so that a later run knows that this segment must be
@@ -256,7 +260,7 @@ impl Copier {
             }
         };
         let bytes = object.len() as u64;
-        let put = self.target.put(&path, object.into()).await;
+        let put = self.copied.replace(segment, object).await;
         put.map_err(|cause| target_error(format!("copy {path}"), cause))?;
         self.count(bytes);
         Ok(if is_damaged { Found::Damaged } else { Found::Whole })
@@ -264,17 +268,15 @@ impl Copier {
 
     /// Returns whether the segment in the copy is intact: it was copied before the damage, or was
     /// put there since.
-    async fn has_whole(&self, info: &SegmentInfo) -> Result<bool> {
-        let path = info.object_path();
-        let failed = |cause| target_error(format!("read {path} of the copy"), cause);
-        let object = match self.target.get(&path).await {
-            Ok(got) => got.bytes().await,
-            Err(cause) => Err(cause),
-        };
-        let object = match object {
+    async fn has_whole(&self, segment: &StoredSegment) -> Result<bool> {
+        let info = &segment.info;
+        let object = match self.copied.read_whole(segment).await {
             Ok(object) => object,
             Err(object_store::Error::NotFound { .. }) => return Ok(false),
-            Err(cause) => return Err(failed(cause)),
+            Err(cause) => {
+                let doing = format!("read {} of the copy", info.name());
+                return Err(target_error(doing, cause));
+            }
         };
         Ok(verify(&self.inner, info, &object).await?.is_none())
     }
@@ -287,7 +289,7 @@ impl Copier {
             self.inner.map.check(&writer)?;
             self.inner.map.find_segment(info.number.0).await?
         };
-        if named.is_none_or(|record| record.info != *info) {
+        if named.is_none_or(|record| !record.is_of(info)) {
             return Err(reclaimed());
         }
         if !self.inner.options.planted.missing_unowned {

@@ -174,7 +174,7 @@ impl Job<'_> {
         let mut frames = Vec::new();
         for ((segment, _), (at, these)) in nominated {
             match self.use_segment(search, segment).await? {
-                Some(record) => frames.push((FrameRef { info: record.info, at }, these)),
+                Some(record) => frames.push((record.frame(at), these)),
                 None => self.forget(blocks, &these),
             }
         }
@@ -183,7 +183,7 @@ impl Job<'_> {
             frames.retain(|(frame, _)| self.inner.frames.is_local(frame));
         }
         for frames in frames.chunks(FRAMES_AT_ONCE) {
-            let refs: Vec<FrameRef> = frames.iter().map(|(frame, _)| *frame).collect();
+            let refs: Vec<FrameRef> = frames.iter().map(|(frame, _)| frame.clone()).collect();
             let begun = Instant::now();
             let read = self.read_frames(&refs).await;
             self.duplicates.waited += begun.elapsed();
@@ -246,7 +246,7 @@ impl Job<'_> {
         }
         self.duplicates.own_count = written.fingerprints.len();
         for record in &written.segments {
-            self.duplicates.used.insert(record.info.number.0, Some(*record));
+            self.duplicates.used.insert(record.info.number.0, Some(record.clone()));
         }
         Ok(())
     }
@@ -272,7 +272,7 @@ impl Job<'_> {
     /// key, and pins it.
     async fn use_segment(&mut self, search: &Search, number: u64) -> Result<Option<SegmentRecord>> {
         let known = match self.duplicates.used.get(&number) {
-            Some(known) => *known,
+            Some(known) => known.clone(),
             None => {
                 // Pin before the lookup: a segment that is pinned and then found stays.
                 let pin = self.inner.dedup.pin(number);
@@ -288,7 +288,7 @@ impl Job<'_> {
                 if record.is_some() {
                     self.duplicates.pins.extend(pin);
                 }
-                self.duplicates.used.insert(number, record);
+                self.duplicates.used.insert(number, record.clone());
                 record
             }
         };

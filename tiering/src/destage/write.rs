@@ -17,13 +17,13 @@ use crate::map::records::SegmentRecord;
 use crate::map::{Change, Placed};
 use crate::segment::build::FRAME_OVERHEAD_BYTES;
 use crate::segment::{
-    FrameAt, SealedSegment, SegmentBuilder, SegmentError, SegmentNumber, SegmentSeed,
+    FrameAt, Placement, SealedSegment, SegmentBuilder, SegmentError, SegmentName, SegmentNumber,
+    SegmentSeed,
 };
+use crate::segment_store::Leftover;
 use crate::tier::Inner;
 use block::env::SystemRandom;
 use block::{Error, ErrorKind, Result};
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -71,9 +71,9 @@ pub(crate) struct SegmentWriter {
     is_dedup: bool,
     /// Fingerprints of segments that are under way.
     under_way: ByFingerprint<()>,
-    /// Objects that may be in the store once the upload has begun; abandoned if the writer is
+    /// Segments that may be in the store once the upload has begun; abandoned if the writer is
     /// dropped.
-    names: Vec<Path>,
+    names: Vec<SegmentName>,
     group: Vec<Piece>,
     group_bytes: usize,
     running: JoinSet<Result<Stored>>,
@@ -82,7 +82,8 @@ pub(crate) struct SegmentWriter {
 
 impl Drop for SegmentWriter {
     fn drop(&mut self) {
-        self.inner.orphans.abandon(std::mem::take(&mut self.names));
+        let names = self.names.drain(..);
+        self.inner.orphans.abandon(names.map(|name| Leftover { name, placement: None }));
     }
 }
 
@@ -177,7 +178,7 @@ impl SegmentWriter {
         let seed =
             SegmentSeed::new(options.pool, options.epoch, number, options.algorithm, &SystemRandom)
                 .with_key(self.key);
-        self.names.push(object_path(&seed));
+        self.names.push(seed.name());
         let inner = self.inner.clone();
         let stored = inner.store_segment(seed, pieces, self.is_cached, self.is_dedup);
         self.running.spawn_on(stored, &self.inner.background);
@@ -189,7 +190,7 @@ impl SegmentWriter {
         let stored =
             joined.map_err(|cause| Error::with_source(ErrorKind::Io, "store segment", cause))??;
         let Written { segments, changes, fingerprints, report } = &mut self.written;
-        if let Some(record) = stored.record.filter(|_| !stored.fingerprints.is_empty()) {
+        if let Some(record) = stored.record.as_ref().filter(|_| !stored.fingerprints.is_empty()) {
             fingerprints.push((record.info.number.0, stored.fingerprints));
         }
         segments.extend(stored.record);
@@ -224,43 +225,25 @@ impl SegmentWriter {
 }
 
 impl Inner {
-    /// Writes a segment's object, waiting for the store as long as it takes.
-    async fn upload(&self, segment: &SealedSegment) -> Result<()> {
-        let path = segment.info.object_path();
+    /// Stores a segment, waiting for the store as long as it takes.
+    async fn upload(&self, segment: &SealedSegment) -> Result<Placement> {
         let mut pause = RETRY_PAUSE_MIN;
         let mut has_differed = false;
         loop {
-            let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-            let payload = PutPayload::from_bytes(segment.bytes.clone());
-            let failed = match self.store.put_opts(&path, payload, options).await {
-                Ok(_) => {
+            let failed = match self.segments.put(segment).await {
+                Ok(placement) => {
                     self.uploads.clear();
-                    return Ok(());
+                    return Ok(placement);
                 }
-                // An earlier attempt of ours may have succeeded although its answer was lost.
-                Err(
-                    object_store::Error::AlreadyExists { .. }
-                    | object_store::Error::Precondition { .. },
-                ) => match self.store.get(&path).await {
-                    Ok(found) => match found.bytes().await {
-                        Ok(bytes) if bytes == segment.bytes => {
-                            self.uploads.clear();
-                            return Ok(());
-                        }
-                        // The transfer may have been bad, so read the object once more.
-                        Ok(_) if !has_differed => {
-                            has_differed = true;
-                            let source = "other bytes were read back".into();
-                            object_store::Error::Generic { store: "upload", source }
-                        }
-                        Ok(_) => {
-                            let what = format!("write {}: other bytes are there", segment.info);
-                            return Err(Error::new(ErrorKind::Corrupt, what));
-                        }
-                        Err(failed) => failed,
-                    },
-                    Err(failed) => failed,
-                },
+                // The transfer may have been bad, so the next attempt reads the segment once more.
+                Err(failed @ object_store::Error::AlreadyExists { .. }) if !has_differed => {
+                    has_differed = true;
+                    failed
+                }
+                Err(object_store::Error::AlreadyExists { .. }) => {
+                    let what = format!("write {}: other bytes are there", segment.info);
+                    return Err(Error::new(ErrorKind::Corrupt, what));
+                }
                 Err(
                     failed @ (object_store::Error::NotSupported { .. }
                     | object_store::Error::NotImplemented { .. }),
@@ -272,7 +255,10 @@ impl Inner {
             };
             self.upload_retry_count.fetch_add(1, Ordering::Relaxed);
             self.uploads.note(&failed);
-            tracing::debug!(object = %path, error = %failed, "segment not written, trying again");
+            tracing::debug!(
+                object = %segment.info.name(), error = %failed,
+                "segment not written, trying again"
+            );
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }
@@ -293,14 +279,14 @@ impl Inner {
             .map_err(|cause| Error::with_source(ErrorKind::Io, "build segment", cause))??;
         fail_point!("destage-segment-built");
         if let Some(segment) = segment {
-            self.upload(&segment).await?;
+            let placement = self.upload(&segment).await?;
             fail_point!("destage-segment-uploaded");
             if is_cached {
                 self.frames.insert_segment(&segment.info, segment.bytes.clone());
             }
             let block_count = u32::try_from(stored.report.stored_block_count)
                 .expect("a segment has fewer than 2^24 blocks");
-            stored.record = Some(SegmentRecord { info: segment.info, block_count });
+            stored.record = Some(SegmentRecord { info: segment.info, placement, block_count });
             stored.report.segment_count = 1;
             stored.report.object_bytes = segment.info.object_bytes.into();
         }
@@ -438,17 +424,4 @@ impl<'a> Seen<'a> {
 /// bytes.
 pub(super) fn is_zero(block: &[u8]) -> bool {
     block.chunks_exact(64).all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
-}
-
-fn object_path(seed: &SegmentSeed) -> Path {
-    crate::segment::SegmentInfo {
-        number: seed.number,
-        epoch: seed.epoch,
-        id: seed.id,
-        algorithm: seed.algorithm,
-        key: seed.key,
-        object_bytes: 0,
-        frame_count: 0,
-    }
-    .object_path()
 }

@@ -54,7 +54,7 @@ impl Inner {
             let frame = &frames[n];
             match cache.find(&frame.info.id, frame.at) {
                 Some(Found::Memory(sealed)) => found[n] = self.open_waiting(frame, &sealed, access),
-                Some(Found::Disk(place)) => places.push((n, place, *frame)),
+                Some(Found::Disk(place)) => places.push((n, place, frame.clone())),
                 None => {}
             }
         }

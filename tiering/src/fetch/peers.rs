@@ -1,9 +1,20 @@
 //! Questions that a reader of objects asks about other objects, answered by the map of the pool or
 //! by the list of a copy.
 
-use crate::segment::{SegmentId, SegmentInfo};
+use crate::segment::{SegmentId, SegmentInfo, StoredSegment};
+use object_store::ObjectStore;
 use object_store::path::Path;
 use std::collections::HashSet;
+use std::sync::Arc;
+
+/// An object that exists as far as is known.
+#[derive(Debug)]
+pub(crate) enum Peer {
+    /// A segment of the same store.
+    Segment(StoredSegment),
+    /// An object that is not a segment, of a store that is reached in the same way.
+    Object(Arc<dyn ObjectStore>, Path),
+}
 
 /// Knows whether an object is wanted, and which others exist.
 #[async_trait::async_trait]
@@ -12,12 +23,7 @@ pub(crate) trait Peers: std::fmt::Debug + Send + Sync {
     /// not waited for. Returns true if this cannot be determined.
     async fn is_named(&self, info: &SegmentInfo) -> bool;
 
-    /// Returns the path of another object of the same store that exists as far as is known, and its
-    /// segment if it is one. Successive calls return different objects where there are several.
+    /// Returns another object. Successive calls return different objects where there are several.
     /// `suspects` are the segments whose last read failed; other segments are preferred.
-    async fn another(
-        &self,
-        info: &SegmentInfo,
-        suspects: &HashSet<SegmentId>,
-    ) -> Option<(Path, Option<SegmentInfo>)>;
+    async fn another(&self, info: &SegmentInfo, suspects: &HashSet<SegmentId>) -> Option<Peer>;
 }

@@ -12,16 +12,17 @@
 //!   missing bucket is an outage.
 
 use super::FramesOptions;
-use super::peers::Peers;
+use super::peers::{Peer, Peers};
 use super::suspects::{Cause, Patience, Suspects, Verdict};
 use crate::outage::{Outage, StoreFailure, Way, public_text};
 use crate::planted::Planted;
-use crate::segment::SegmentInfo;
+use crate::segment::{SegmentInfo, StoredSegment};
+use crate::segment_store::{Leftover, SegmentStore};
 use block::conditions::Report;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use bytes::Bytes;
+use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,7 +75,7 @@ pub(crate) const OF_COPY: &str = "copy";
 /// Reader of segment objects; see the module.
 #[derive(Debug)]
 pub struct StoreReader {
-    store: Arc<dyn ObjectStore>,
+    segments: Arc<dyn SegmentStore>,
     places: Semaphore,
     suspect_places: Semaphore,
     probe_places: Semaphore,
@@ -84,7 +85,7 @@ pub struct StoreReader {
     is_impatient: bool,
     outage: Outage,
     /// The segment whose read was the last to fail in the outage.
-    waited_for: Mutex<Option<SegmentInfo>>,
+    waited_for: Mutex<Option<StoredSegment>>,
     suspects: Mutex<Suspects>,
     /// Source of knowledge about other objects. Without it, an object that is not found counts as
     /// missing, and no object is judged.
@@ -106,13 +107,13 @@ enum Head {
 }
 
 impl StoreReader {
-    /// Creates a reader of `store`, which has the prefix of the pool.
+    /// Creates a reader of these segments.
     #[must_use]
-    pub fn new(store: Arc<dyn ObjectStore>, options: &FramesOptions) -> Self {
+    pub fn new(segments: Arc<dyn SegmentStore>, options: &FramesOptions) -> Self {
         let patience =
             Patience { missing: options.missing_patience, unreadable: options.unreadable_patience };
         StoreReader {
-            store,
+            segments,
             places: Semaphore::new(options.store_read_count_max.max(1)),
             suspect_places: Semaphore::new(SUSPECT_READS_MAX),
             probe_places: Semaphore::new(PROBES_MAX),
@@ -153,7 +154,8 @@ impl StoreReader {
     /// once this is confirmed. `Unreadable` when the object repeatedly cannot be read while others
     /// can. `Corrupt` when its length differs from `info`; `Unavailable` when the store kept
     /// failing.
-    pub async fn get(&self, info: &SegmentInfo, range: Range<u64>) -> Result<Bytes> {
+    pub async fn get(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes> {
+        let info = &segment.info;
         let started = Instant::now();
         let mut backoff = BACKOFF_FIRST;
         // Spares the store a request from each of many readers of one bad object.
@@ -163,7 +165,7 @@ impl StoreReader {
         }
         loop {
             let begun = Instant::now();
-            let source = match self.attempt(info, range.clone()).await {
+            let source = match self.attempt(segment, range.clone()).await {
                 Ok(bytes) => return Ok(self.accept(info, bytes)),
                 Err(error) if is_unsupported(&error) => {
                     let what = format!("read {info}");
@@ -172,7 +174,7 @@ impl StoreReader {
                 Err(error) => error,
             };
             self.retry_count.fetch_add(1, Ordering::Relaxed);
-            match self.judge(info, &source, begun, backoff == BACKOFF_FIRST).await? {
+            match self.judge(segment, &source, begun, backoff == BACKOFF_FIRST).await? {
                 Verdict::Undecided => {}
                 verdict => return Err(verdict_error(info, verdict, Some(source))),
             }
@@ -219,7 +221,8 @@ impl StoreReader {
         let due = self.suspects.lock().take_due(Instant::now(), AGAIN_PAUSE, AGAIN_MAX);
         self.look_for_the_end().await;
         let mut ended = Vec::new();
-        for info in due {
+        for segment in due {
+            let info = segment.info;
             let is_named = match self.peers.get() {
                 Some((peers, _)) => self.is_named(&info, &**peers).await,
                 None => true,
@@ -227,7 +230,7 @@ impl StoreReader {
             if !is_named {
                 self.clear(&info);
                 ended.push(info);
-            } else if let Ok(bytes) = self.attempt(&info, 0..1).await {
+            } else if let Ok(bytes) = self.attempt(&segment, 0..1).await {
                 self.accept(&info, bytes);
                 ended.push(info);
             }
@@ -235,8 +238,8 @@ impl StoreReader {
         ended
     }
 
-    fn note_outage(&self, info: &SegmentInfo, error: &object_store::Error) {
-        *self.waited_for.lock() = Some(*info);
+    fn note_outage(&self, segment: &StoredSegment, error: &object_store::Error) {
+        *self.waited_for.lock() = Some(segment.clone());
         self.outage.note(error);
     }
 
@@ -244,36 +247,36 @@ impl StoreReader {
     /// may have given up.
     async fn look_for_the_end(&self) {
         let is_due = self.outage.status().is_some_and(|failure| failure.age >= AGAIN_PAUSE);
-        let info = (*self.waited_for.lock()).filter(|_| is_due);
-        let Some(info) = info else { return };
+        let segment = self.waited_for.lock().clone().filter(|_| is_due);
+        let Some(segment) = segment else { return };
         let begun = Instant::now();
-        let error = match self.attempt(&info, 0..1).await {
-            Ok(bytes) => return drop(self.accept(&info, bytes)),
+        let error = match self.attempt(&segment, 0..1).await {
+            Ok(bytes) => return drop(self.accept(&segment.info, bytes)),
             Err(error) => error,
         };
         // The object may fail alone, or be unreferenced by now. Other objects decide.
-        if let Ok(Verdict::Missing) = self.judge(&info, &error, begun, false).await {
+        if let Ok(Verdict::Missing) = self.judge(&segment, &error, begun, false).await {
             self.outage.clear();
         }
     }
 
     async fn attempt(
         &self,
-        info: &SegmentInfo,
+        segment: &StoredSegment,
         range: Range<u64>,
     ) -> Result<Bytes, object_store::Error> {
+        let info = &segment.info;
         let (is_suspect, is_judged) = (self.is_suspect(info), self.is_judged(info));
         let places = if is_suspect { &self.suspect_places } else { &self.places };
         let _place = places.acquire().await.expect("never closed");
         self.request_count.fetch_add(1, Ordering::Relaxed);
-        let path = info.object_path();
         let timeout = match is_judged {
             true => self.attempt_timeout.min(JUDGED_TIMEOUT),
             false => self.attempt_timeout,
         };
         let timeout = timeout + Duration::from_secs((range.end - range.start) >> 20);
         let wanted_bytes = range.end - range.start;
-        let read = self.store.get_range(&path, range);
+        let read = self.segments.read(segment, range);
         let bytes = tokio::time::timeout(timeout, read).await.unwrap_or_else(|elapsed| {
             Err(object_store::Error::Generic { store: "timeout", source: Box::new(elapsed) })
         })?;
@@ -311,22 +314,23 @@ impl StoreReader {
     /// now.
     async fn judge(
         &self,
-        info: &SegmentInfo,
+        segment: &StoredSegment,
         error: &object_store::Error,
         begun: Instant,
         is_first: bool,
     ) -> Result<Verdict> {
+        let info = &segment.info;
         let lasted = begun.elapsed();
         let is_not_found = matches!(error, object_store::Error::NotFound { .. });
         if is_of_the_store(error) {
-            self.note_outage(info, error);
+            self.note_outage(segment, error);
             return self.wait_for_store(info, error);
         }
         let Some((peers, planted)) = self.peers.get() else {
-            return match is_not_found || (is_first && self.is_gone(info).await?) {
+            return match is_not_found || (is_first && self.is_gone(segment).await?) {
                 true => Ok(Verdict::Missing),
                 false => {
-                    self.note_outage(info, error);
+                    self.note_outage(segment, error);
                     Ok(Verdict::Undecided)
                 }
             };
@@ -336,10 +340,10 @@ impl StoreReader {
             return Ok(Verdict::Missing);
         }
         let place = self.probe_places.try_acquire();
-        let is_round = place.is_ok() && self.suspects.lock().begin_round(info, Instant::now());
+        let is_round = place.is_ok() && self.suspects.lock().begin_round(segment, Instant::now());
         // A truncated object is found out at once, whatever else is failing.
         let head = match is_round || is_first {
-            true => self.head(info).await?,
+            true => self.head(segment).await?,
             false => Head::Unknown,
         };
         if !is_round {
@@ -356,7 +360,7 @@ impl StoreReader {
         };
         match are_others_read {
             Some(true) => self.outage.clear(),
-            _ => self.note_outage(info, error),
+            _ => self.note_outage(segment, error),
         }
         if are_others_read == Some(false) {
             self.wait_for_store(info, error)?;
@@ -393,12 +397,17 @@ impl StoreReader {
             let mut suspects = self.suspects.lock().ids();
             let mut unread = Vec::new();
             for _ in 0..WITNESS_COUNT {
-                let Some((path, other)) = peers.another(info, &suspects).await else { break };
+                let Some(peer) = peers.another(info, &suspects).await else { break };
                 self.request_count.fetch_add(1, Ordering::Relaxed);
-                match (self.store.get_range(&path, 0..1).await, other) {
+                let (read, other) = match peer {
+                    Peer::Segment(other) => (self.segments.read(&other, 0..1).await, Some(other)),
+                    Peer::Object(store, path) => (store.get_range(&path, 0..1).await, None),
+                };
+                match (read, other) {
                     (Ok(_), other) => {
-                        if let Some(other) = other.filter(|other| suspects.contains(&other.id)) {
-                            self.clear(&other);
+                        let is_suspect = |other: &StoredSegment| suspects.contains(&other.info.id);
+                        if let Some(other) = other.filter(is_suspect) {
+                            self.clear(&other.info);
                         }
                         // The store answers, so these fail on their own: later probes avoid them.
                         let mut list = self.suspects.lock();
@@ -410,10 +419,10 @@ impl StoreReader {
                     (Err(object_store::Error::NotFound { .. }), Some(other)) => {
                         // The next probe asks a different object.
                         let _ = self.suspects.lock().begin_round(&other, Instant::now());
-                        suspects.insert(other.id);
+                        suspects.insert(other.info.id);
                     }
                     (Err(error), Some(other)) if !is_of_the_store(&error) => {
-                        suspects.insert(other.id);
+                        suspects.insert(other.info.id);
                         unread.push(other);
                     }
                     (Err(_), _) => return Some(false),
@@ -426,16 +435,16 @@ impl StoreReader {
 
     /// Asks for the size of an object. Stores report a range past the end in the same way as an
     /// outage, and a truncated object must not be waited for.
-    async fn head(&self, info: &SegmentInfo) -> Result<Head> {
-        let path = info.object_path();
+    async fn head(&self, segment: &StoredSegment) -> Result<Head> {
+        let info = &segment.info;
+        let stored = Leftover::from(segment);
         let timeout = PROBE_TIMEOUT.min(self.attempt_timeout);
-        let Ok(head) = tokio::time::timeout(timeout, self.store.head(&path)).await else {
+        let Ok(size) = tokio::time::timeout(timeout, self.segments.size(&stored)).await else {
             return Ok(Head::Unknown);
         };
-        match head {
-            Ok(meta) if meta.size != u64::from(info.object_bytes) => {
+        match size {
+            Ok(size) if size != u64::from(info.object_bytes) => {
                 self.clear(info);
-                let size = meta.size;
                 let what = format!("read {info}: {size} bytes instead of {}", info.object_bytes);
                 Err(Error::new(ErrorKind::Corrupt, what))
             }
@@ -445,8 +454,8 @@ impl StoreReader {
         }
     }
 
-    async fn is_gone(&self, info: &SegmentInfo) -> Result<bool> {
-        Ok(matches!(self.head(info).await?, Head::NotThere))
+    async fn is_gone(&self, segment: &StoredSegment) -> Result<bool> {
+        Ok(matches!(self.head(segment).await?, Head::NotThere))
     }
 
     fn raise(&self, info: &SegmentInfo, verdict: Verdict, error: &object_store::Error) {

@@ -12,7 +12,7 @@
 //! - The list is bounded. Beyond the bound a failing object is not judged, and its readers wait as
 //!   in an outage.
 
-use crate::segment::{SegmentId, SegmentInfo};
+use crate::segment::{SegmentId, StoredSegment};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -73,9 +73,9 @@ impl Patience {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Suspect {
-    info: SegmentInfo,
+    segment: StoredSegment,
     /// First and latest failure.
     since: Instant,
     newest: Instant,
@@ -123,13 +123,13 @@ impl Suspects {
 
     /// Registers a failed attempt. If it returns true, the reader must find out whether other
     /// objects can be read, and report the outcome to [`Suspects::end_round`].
-    pub(super) fn begin_round(&mut self, info: &SegmentInfo, now: Instant) -> bool {
+    pub(super) fn begin_round(&mut self, segment: &StoredSegment, now: Instant) -> bool {
         let spacing = self.patience.spacing();
-        if !self.make_room(info) {
+        if !self.make_room(&segment.info.id) {
             return false;
         }
         let fresh = Suspect {
-            info: *info,
+            segment: segment.clone(),
             since: now,
             newest: now,
             missing_since: None,
@@ -140,7 +140,7 @@ impl Suspects {
             verdict: Verdict::Undecided,
             tried_again: now,
         };
-        let suspect = self.list.entry(info.id).or_insert(fresh);
+        let suspect = self.list.entry(segment.info.id).or_insert_with(|| fresh.clone());
         if now - suspect.newest > STALE && suspect.verdict == Verdict::Undecided {
             *suspect = fresh;
         }
@@ -240,27 +240,27 @@ impl Suspects {
         now: Instant,
         pause: Duration,
         count_max: usize,
-    ) -> Vec<SegmentInfo> {
+    ) -> Vec<StoredSegment> {
         let is_due = |suspect: &&mut Suspect| {
             suspect.verdict != Verdict::Undecided && now - suspect.tried_again >= pause
         };
         let mut due: Vec<&mut Suspect> = self.list.values_mut().filter(is_due).collect();
-        due.sort_by_key(|suspect| (suspect.tried_again, suspect.info.number.0));
+        due.sort_by_key(|suspect| (suspect.tried_again, suspect.segment.info.number.0));
         due.truncate(count_max);
         let take = |suspect: &mut Suspect| {
             suspect.tried_again = now;
-            suspect.info
+            suspect.segment.clone()
         };
         due.into_iter().map(take).collect()
     }
 
     /// Makes room for an object. Returns false if the list is full of judged objects.
-    fn make_room(&mut self, info: &SegmentInfo) -> bool {
-        if self.list.len() < SUSPECTS_MAX || self.list.contains_key(&info.id) {
+    fn make_room(&mut self, id: &SegmentId) -> bool {
+        if self.list.len() < SUSPECTS_MAX || self.list.contains_key(id) {
             return true;
         }
         let undecided = self.list.values().filter(|one| one.verdict == Verdict::Undecided);
-        let oldest = undecided.min_by_key(|one| one.newest).map(|one| one.info.id);
+        let oldest = undecided.min_by_key(|one| one.newest).map(|one| one.segment.info.id);
         oldest.is_some_and(|id| self.list.remove(&id).is_some())
     }
 }
@@ -269,7 +269,7 @@ impl Suspects {
 mod tests {
     use super::*;
     use crate::keys::KeyId;
-    use crate::segment::SegmentNumber;
+    use crate::segment::{SegmentInfo, SegmentNumber};
     use crate::testing::{Rng, seeds};
     use block::Epoch;
 
@@ -302,7 +302,7 @@ mod tests {
                 Some((cause, lasted, are_others_read)) => {
                     at += lasted;
                     let now = begin + at;
-                    if suspects.begin_round(&one, now) {
+                    if suspects.begin_round(&one.into(), now) {
                         let found = (cause, lasted);
                         let (verdict, _) = suspects.end_round(&one.id, now, found, are_others_read);
                         if verdict != Verdict::Undecided {
@@ -362,19 +362,21 @@ mod tests {
         let mut now = Instant::now();
         for _ in 0..8 {
             now += Duration::from_secs(2);
-            assert!(suspects.begin_round(&one, now));
+            assert!(suspects.begin_round(&one.into(), now));
             suspects.end_round(&one.id, now, (Cause::Passing, Duration::ZERO), true);
         }
         assert_eq!(suspects.verdict(&one.id, now), (Verdict::Unreadable, true));
-        assert!(!suspects.begin_round(&one, now), "two rounds have their distance");
+        assert!(!suspects.begin_round(&one.into(), now), "two rounds have their distance");
         now += Duration::from_secs(2);
-        assert!(suspects.begin_round(&one, now));
+        assert!(suspects.begin_round(&one.into(), now));
         let found = (Cause::Passing, Duration::ZERO);
         assert_eq!(suspects.end_round(&one.id, now, found, false), (Verdict::Undecided, false));
         assert_eq!(suspects.verdict(&one.id, now), (Verdict::Undecided, false));
         assert_eq!(suspects.judged(&one.id), Verdict::Unreadable);
-        assert_eq!(suspects.take_due(now, Duration::from_secs(1), 9), [one]);
-        assert_eq!(suspects.take_due(now, Duration::from_secs(1), 9), []);
+        let mut due = || suspects.take_due(now, Duration::from_secs(1), 9);
+        let infos: Vec<SegmentInfo> = due().iter().map(|segment| segment.info).collect();
+        assert_eq!(infos, [one]);
+        assert!(due().is_empty());
         assert_eq!(suspects.clear(&one.id), Verdict::Unreadable);
         assert!(suspects.is_empty() && !suspects.has(&one.id));
     }
@@ -384,7 +386,9 @@ mod tests {
         let mut suspects = Suspects::new(PATIENCE);
         let now = Instant::now();
         for number in 0..SUSPECTS_MAX as u64 + 100 {
-            assert!(suspects.begin_round(&info(number), now + Duration::from_millis(number)));
+            assert!(
+                suspects.begin_round(&info(number).into(), now + Duration::from_millis(number))
+            );
         }
         assert_eq!(suspects.list.len(), SUSPECTS_MAX);
         assert!(!suspects.has(&info(0).id), "the oldest one has gone");

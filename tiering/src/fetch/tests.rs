@@ -3,8 +3,9 @@
 use super::*;
 use crate::cache::CacheOptions;
 use crate::keys::KeyId;
-use crate::segment::SegmentNumber;
 use crate::segment::build::{SegmentBuilder, SegmentSeed};
+use crate::segment::{FrameAt, Placement, SegmentNumber};
+use crate::segment_store::ObjectSegments;
 use crate::testing::{Fault, FaultStore, Op, Rng, seeds};
 use block::Epoch;
 use block::seal::Algorithm;
@@ -18,6 +19,15 @@ const MIB: u64 = 1 << 20;
 
 fn pool_key() -> PoolKey {
     PoolKey::new([7; 32])
+}
+
+fn frame_of_segment(info: SegmentInfo, at: FrameAt) -> FrameRef {
+    FrameRef { info, placement: Placement::Object, at }
+}
+
+fn open(store: &Arc<FaultStore>, pool: [u8; 16], options: FramesOptions) -> Frames {
+    let segments = Arc::new(ObjectSegments::new(store.clone()));
+    Frames::open(segments, pool, (pool_key(), VolumeKeys::default()), options)
 }
 
 /// A store with segments, and their contents.
@@ -53,13 +63,13 @@ impl World {
             self.plain.push(plain);
         }
         let sealed = builder.finish();
-        self.frames.extend(places.iter().map(|&at| FrameRef { info: sealed.info, at }));
+        self.frames.extend(places.iter().map(|&at| frame_of_segment(sealed.info, at)));
         self.store.put(&sealed.info.object_path(), sealed.bytes.clone().into()).await.unwrap();
         self.objects.push((sealed.info, sealed.bytes));
     }
 
     fn open(&self, options: FramesOptions) -> Frames {
-        Frames::open(self.store.clone(), POOL, (pool_key(), VolumeKeys::default()), options)
+        open(&self.store, POOL, options)
     }
 
     fn get_count(&self) -> usize {
@@ -67,7 +77,7 @@ impl World {
     }
 
     async fn check(&self, frames: &Frames, wanted: &[usize], access: Access) {
-        let refs: Vec<FrameRef> = wanted.iter().map(|&n| self.frames[n]).collect();
+        let refs: Vec<FrameRef> = wanted.iter().map(|&n| self.frames[n].clone()).collect();
         let read = frames.read_many(&refs, access).await.unwrap();
         for (&n, plain) in wanted.iter().zip(read) {
             assert!(plain == self.plain[n], "frame {n}");
@@ -76,7 +86,7 @@ impl World {
 
     async fn check_all(&self, frames: &Frames) {
         for n in 0..self.frames.len() {
-            let plain = frames.read(&self.frames[n].info, self.frames[n].at).await.unwrap();
+            let plain = frames.read(&self.frames[n]).await.unwrap();
             assert!(plain == self.plain[n], "frame {n}");
         }
     }
@@ -118,7 +128,8 @@ async fn every_way_of_reading_gives_the_same_bytes() {
                     }
                     let access = [Access::Random, Access::Sequential][rng.below(2) as usize];
                     if rng.below(4) == 0 {
-                        let refs: Vec<_> = wanted.iter().map(|&n| world.frames[n]).collect();
+                        let refs: Vec<_> =
+                            wanted.iter().map(|&n| world.frames[n].clone()).collect();
                         frames.read_ahead(&refs);
                     }
                     world.check(&frames, &wanted, access).await;
@@ -141,8 +152,8 @@ async fn many_readers_of_one_frame_cost_one_request_and_survive_the_first_ones_c
     world.store.hold_gets(true);
     let mut tasks = Vec::new();
     for _ in 0..20 {
-        let (frames, frame) = (frames.clone(), world.frames[1]);
-        tasks.push(tokio::spawn(async move { frames.read(&frame.info, frame.at).await }));
+        let (frames, frame) = (frames.clone(), world.frames[1].clone());
+        tasks.push(tokio::spawn(async move { frames.read(&frame).await }));
         tokio::task::yield_now().await;
     }
     while world.get_count() == 0 {
@@ -187,7 +198,7 @@ async fn passing_failures_are_waited_out_and_lasting_ones_are_not() {
     world.store.set_away(true);
     let quick = FramesOptions { retry_duration_max: Duration::from_millis(200), ..bare() };
     let frames = world.open(quick);
-    let error = frames.read(&world.frames[0].info, world.frames[0].at).await.unwrap_err();
+    let error = frames.read(&world.frames[0]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(frames.status().store_failure.is_some());
     world.store.set_away(false);
@@ -200,7 +211,7 @@ async fn passing_failures_are_waited_out_and_lasting_ones_are_not() {
     };
     let frames = world.open(hung);
     world.store.hold_gets(true);
-    let error = frames.read(&world.frames[0].info, world.frames[0].at).await.unwrap_err();
+    let error = frames.read(&world.frames[0]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     world.store.hold_gets(false);
     world.check(&frames, &[0], Access::Random).await;
@@ -214,7 +225,7 @@ async fn a_bad_object_is_a_final_error_that_names_it() {
     let hit = world.frames[4].at.offset as usize + 100;
     world.store.damage(&path(0), |bytes| bytes[hit] ^= 4).await;
     world.store.take_calls();
-    let error = frames.read(&world.frames[4].info, world.frames[4].at).await.unwrap_err();
+    let error = frames.read(&world.frames[4]).await.unwrap_err();
     assert_eq!((error.kind(), world.get_count()), (ErrorKind::Corrupt, 2), "read twice, no more");
     let text = error.chain();
     assert!(text.contains(path(0).as_ref()) && text.contains("frame 4"), "{text}");
@@ -227,14 +238,14 @@ async fn a_bad_object_is_a_final_error_that_names_it() {
     let whole = world.objects[1].1.len();
     for cut in [0, 200, world.frames[15].at.offset as usize + 1, whole - 1] {
         world.store.damage(&path(1), |bytes| bytes.truncate(cut)).await;
-        let read = frames.read(&world.frames[15].info, world.frames[15].at).await;
+        let read = frames.read(&world.frames[15]).await;
         if cut < whole - 1 {
             assert_eq!(read.unwrap_err().kind(), ErrorKind::Corrupt, "cut to {cut}");
         }
         world.store.damage(&path(1), |bytes| *bytes = world.objects[1].1.to_vec()).await;
     }
     world.store.damage(&path(1), |bytes| *bytes = world.objects[2].1.to_vec()).await;
-    let error = frames.read(&world.frames[15].info, world.frames[15].at).await.unwrap_err();
+    let error = frames.read(&world.frames[15]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "another segment's bytes");
 
     for at in [
@@ -244,16 +255,16 @@ async fn a_bad_object_is_a_final_error_that_names_it() {
         FrameAt { frame_index: 7, ..world.frames[25].at },
         FrameAt { offset: world.frames[25].at.offset + 1, ..world.frames[25].at },
     ] {
-        let error = frames.read(&world.frames[25].info, at).await.unwrap_err();
+        let error = frames.read(&frame_of_segment(world.frames[25].info, at)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{at:?}");
     }
     frames.read_ahead(&[FrameRef {
         at: FrameAt { sealed_bytes: u32::MAX, ..world.frames[25].at },
-        ..world.frames[25]
+        ..world.frames[25].clone()
     }]);
     world.store.delete(&path(2)).await.unwrap();
     world.store.take_calls();
-    let error = frames.read(&world.frames[25].info, world.frames[25].at).await.unwrap_err();
+    let error = frames.read(&world.frames[25]).await.unwrap_err();
     assert_eq!((error.kind(), world.get_count()), (ErrorKind::NotFound, 1));
     assert!(error.chain().contains(path(2).as_ref()));
 }
@@ -304,7 +315,7 @@ async fn a_bad_transfer_is_read_once_more_and_never_remembered() {
     // An object that is bad twice is corrupt.
     let frames = world.open(bare());
     world.store.inject(Op::Get, "segments", 2, Fault::Flipped);
-    let error = frames.read(&world.frames[7].info, world.frames[7].at).await.unwrap_err();
+    let error = frames.read(&world.frames[7]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     let status = frames.status();
     assert_eq!((status.store_refetch_count, status.store_bad_count), (1, 1));
@@ -325,7 +336,7 @@ async fn a_short_body_is_a_failure_that_may_pass() {
     let quick = FramesOptions { retry_duration_max: Duration::from_millis(200), ..bare() };
     let frames = world.open(quick);
     world.store.inject(Op::Get, "segments", u64::MAX, Fault::Short);
-    let error = frames.read(&world.frames[3].info, world.frames[3].at).await.unwrap_err();
+    let error = frames.read(&world.frames[3]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.chain());
     assert!(error.chain().contains("arrived instead of"), "{}", error.chain());
     world.store.clear_injected();
@@ -425,8 +436,8 @@ async fn read_ahead_is_bounded_and_makes_the_read_a_hit() {
     world.store.hold_gets(true);
     frames.read_ahead(&world.frames[50..60]);
     let reader = {
-        let (frames, frame) = (frames.clone(), world.frames[55]);
-        tokio::spawn(async move { frames.read(&frame.info, frame.at).await })
+        let (frames, frame) = (frames.clone(), world.frames[55].clone());
+        tokio::spawn(async move { frames.read(&frame).await })
     };
     while world.get_count() == 0 {
         tokio::task::yield_now().await;
@@ -467,38 +478,38 @@ async fn directories_and_whole_segments_are_checked_against_what_is_expected() {
     let world = World::new(&mut rng, 2, 3000).await;
     let frames = world.open(bare());
     let (info, object) = &world.objects[0];
-    let entries = frames.read_directory(info).await.unwrap();
+    let segment = StoredSegment::from(*info);
+    let entries = frames.read_directory(&segment).await.unwrap();
     assert!(entries.iter().map(|entry| entry.at).eq(world.frames[..3000].iter().map(|f| f.at)));
-    let report = frames.check_segment(info).await.unwrap();
+    let report = frames.check_segment(&segment).await.unwrap();
     let plain_bytes: usize = world.plain[..3000].iter().map(Vec::len).sum();
     assert_eq!((report.plain_bytes, report.damaged.len()), (plain_bytes as u64, 0));
     let hit = world.frames[70].at.offset as usize + 3;
     world.store.damage(&info.object_path(), |bytes| bytes[hit] ^= 1).await;
-    let report = frames.check_segment(info).await.unwrap();
+    let report = frames.check_segment(&segment).await.unwrap();
     assert_eq!(report.damaged.len(), 1);
     assert_eq!(report.damaged[0].0, world.frames[70].at);
     for at in [10, object.len() - 10, object.len() - 100] {
         world.store.damage(&info.object_path(), |bytes| *bytes = object.to_vec()).await;
         world.store.damage(&info.object_path(), |bytes| bytes[at] ^= 1).await;
-        assert_eq!(frames.check_segment(info).await.unwrap_err().kind(), ErrorKind::Corrupt);
-        assert_eq!(frames.read_directory(info).await.unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(frames.check_segment(&segment).await.unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(frames.read_directory(&segment).await.unwrap_err().kind(), ErrorKind::Corrupt);
     }
     // A single bad transfer does not mean a bad object; a second one does.
     world.store.damage(&info.object_path(), |bytes| *bytes = object.to_vec()).await;
     let before = frames.status().store_refetch_count;
     world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
-    assert_eq!(frames.check_segment(info).await.unwrap().damaged, []);
+    assert_eq!(frames.check_segment(&segment).await.unwrap().damaged, []);
     world.store.inject(Op::Get, "segments", 2, Fault::Flipped);
-    assert_eq!(frames.check_segment(info).await.unwrap().damaged.len(), 1);
+    assert_eq!(frames.check_segment(&segment).await.unwrap().damaged.len(), 1);
     world.store.inject(Op::Get, "segments", 1, Fault::Flipped);
-    frames.read_directory(info).await.unwrap();
+    frames.read_directory(&segment).await.unwrap();
     assert_eq!(frames.status().store_refetch_count, before + 3);
 
     let other = world.objects[1].1.to_vec();
     world.store.damage(&info.object_path(), |bytes| *bytes = other).await;
-    assert_eq!(frames.read_directory(info).await.unwrap_err().kind(), ErrorKind::Corrupt);
-    let stranger =
-        Frames::open(world.store.clone(), [4; 16], (pool_key(), VolumeKeys::default()), bare());
-    let error = stranger.read_directory(&world.objects[1].0).await.unwrap_err();
+    assert_eq!(frames.read_directory(&segment).await.unwrap_err().kind(), ErrorKind::Corrupt);
+    let stranger = open(&world.store, [4; 16], bare());
+    let error = stranger.read_directory(&world.objects[1].0.into()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "another pool's");
 }

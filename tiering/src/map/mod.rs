@@ -570,7 +570,10 @@ impl Map {
             next = Some(number).filter(|_| read.len() == count_max);
             let opened = self.opener.open_one(key, value);
             match opened.and_then(|plain| SegmentRecord::decode(number, &plain)) {
-                Ok(record) => found.push((record, record.block_count)),
+                Ok(record) => {
+                    let block_count = record.block_count;
+                    found.push((record, block_count));
+                }
                 // Reads of this segment report the error; it must not hold up the other segments.
                 Err(error) => tracing::debug!(error = %error.chain(), "a segment is passed over"),
             }

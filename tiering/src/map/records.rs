@@ -8,7 +8,8 @@
 
 use super::keys::{ROOT_KEY, aside_key, corrupt, live_key, segment_key};
 use crate::keys::KeyId;
-use crate::segment::{SegmentInfo, SegmentNumber};
+use crate::segment::{FrameAt, FrameRef, Placement, SegmentInfo, SegmentNumber, StoredSegment};
+use crate::segment_store::Leftover;
 use block::seal::Algorithm;
 use block::units::{array_at, u32_at, u64_at};
 use block::{Epoch, Lsn, Result, VolumeId};
@@ -125,16 +126,43 @@ impl Root {
     }
 }
 
-/// The map's record of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The map's record of a segment. Records are compared by [`SegmentRecord::is_of`], never whole: the
+/// placement may change while readers hold an earlier one.
+#[derive(Clone, Debug)]
 pub struct SegmentRecord {
     /// Identity of the segment, and the data needed to open it.
     pub info: SegmentInfo,
+    /// Where the segment is stored.
+    pub placement: Placement,
     /// Blocks that were mapped to it when it was written.
     pub block_count: u32,
 }
 
+impl From<&SegmentRecord> for Leftover {
+    fn from(record: &SegmentRecord) -> Leftover {
+        Leftover::from(&record.stored())
+    }
+}
+
 impl SegmentRecord {
+    /// Returns whether this is a record of the segment: number and id are equal.
+    #[must_use]
+    pub fn is_of(&self, info: &SegmentInfo) -> bool {
+        (self.info.number, self.info.id) == (info.number, info.id)
+    }
+
+    /// Returns the segment and its placement.
+    #[must_use]
+    pub fn stored(&self) -> StoredSegment {
+        StoredSegment { info: self.info, placement: self.placement.clone() }
+    }
+
+    /// Returns a frame of the segment.
+    #[must_use]
+    pub fn frame(&self, at: FrameAt) -> FrameRef {
+        FrameRef { info: self.info, placement: self.placement.clone(), at }
+    }
+
     /// The stored form; the number is in the key.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -176,6 +204,7 @@ impl SegmentRecord {
                     object_bytes: u32_at(bytes, 26)?,
                     frame_count: u32_at(bytes, 30)?,
                 },
+                placement: Placement::Object,
                 block_count: u32_at(bytes, 34)?,
             })
         };
@@ -246,8 +275,9 @@ mod tests {
             object_bytes: 1_000_000,
             frame_count: 99,
         };
-        let record = SegmentRecord { info, block_count: 800 };
-        assert_eq!(SegmentRecord::decode(8, &record.encode()).unwrap(), record);
+        let record = SegmentRecord { info, placement: Placement::Object, block_count: 800 };
+        let read = SegmentRecord::decode(8, &record.encode()).unwrap();
+        assert_eq!((read.info, read.block_count), (record.info, record.block_count));
         assert_eq!(decode_live(8, &encode_live(77)).unwrap(), 77);
         for bytes in [root.encode(), record.encode(), encode_live(1), vec![], vec![2; 38]] {
             let short = &bytes[..bytes.len().saturating_sub(1)];

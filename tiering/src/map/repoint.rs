@@ -90,7 +90,7 @@ pub(crate) struct ByPlace {
 }
 
 /// The outcome of a [`Repoint`].
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct RepointReport {
     /// Blocks that were re-pointed.
     pub moved_block_count: u64,
@@ -200,8 +200,8 @@ impl Map {
         let added: Vec<SegmentRecord> = asked
             .segments
             .iter()
-            .filter(|record| !report.unused.contains(record))
-            .copied()
+            .filter(|record| !report.unused.iter().any(|unused| unused.is_of(&record.info)))
+            .cloned()
             .collect();
         self.space.apply(&added, &report.forgotten, live_delta);
         for record in &report.forgotten {
@@ -225,7 +225,7 @@ impl Map {
             if draft.live.contains_key(&number) {
                 draft.put(&keys::segment_key(number), &record.encode());
             } else {
-                report.unused.push(*record);
+                report.unused.push(record.clone());
             }
         }
         let is_used = |number: u64| {
@@ -261,7 +261,7 @@ impl Map {
             if self.has_dedup() {
                 draft.forget_dedup(number, asked.by_place.forgotten.get(&number));
             }
-            report.forgotten.push(*record);
+            report.forgotten.push(record.clone());
         }
         for (number, blocks) in &counts {
             draft.put(&keys::live_key(*number), &encode_live(*blocks));

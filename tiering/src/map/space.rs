@@ -131,7 +131,7 @@ mod tests {
             object_bytes,
             frame_count: 1,
         };
-        SegmentRecord { info, block_count }
+        SegmentRecord { info, placement: crate::segment::Placement::Object, block_count }
     }
 
     #[test]

@@ -6,9 +6,10 @@
 //! - Conditions are raised for some of them, and end when the objects are gone. The others are only
 //!   counted in these conditions, so that a bucket that deletes nothing does not fill the registry.
 
+use crate::segment::{Placement, SegmentName};
+use crate::segment_store::Leftover;
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
-use object_store::path::Path;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,6 +29,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
 struct Refused {
+    placement: Option<Placement>,
     try_count: u32,
     pause: Duration,
     due: Instant,
@@ -36,17 +38,25 @@ struct Refused {
 
 /// The list of undeletable objects; see the module.
 #[derive(Debug, Default)]
-pub(super) struct Undeletable(Mutex<BTreeMap<Path, Refused>>);
+pub(super) struct Undeletable(Mutex<BTreeMap<SegmentName, Refused>>);
 
 impl Undeletable {
-    /// Records that the store did not delete the object, because of `why`, although it answers.
-    pub(super) fn note(&self, conditions: &Conditions, path: &Path, why: &str, now: Instant) {
+    /// Records that the store did not delete the segment, because of `why`, although it answers.
+    pub(super) fn note(
+        &self,
+        conditions: &Conditions,
+        segment: &Leftover,
+        why: &str,
+        now: Instant,
+    ) {
+        let name = segment.name;
         let mut all = self.0.lock();
         let (count, raised_count) = (all.len(), all.values().filter(|one| one.is_raised).count());
-        if count >= COUNT_MAX && !all.contains_key(path) {
+        if count >= COUNT_MAX && !all.contains_key(&name) {
             return;
         }
-        let refused = all.entry(path.clone()).or_insert(Refused {
+        let refused = all.entry(name).or_insert_with(|| Refused {
+            placement: segment.placement.clone(),
             try_count: 0,
             pause: PAUSE_MIN / 2,
             due: now,
@@ -65,32 +75,36 @@ impl Undeletable {
                 count => format!(", nor {count} objects beside those that are named"),
             };
             let report = Report::new(
-                format!("the store does not delete {path}{beside}: {why}"),
+                format!("the store does not delete {name}{beside}: {why}"),
                 "its space stays in use",
                 "check that the credentials and the bucket's policy allow deleting; it is tried again at least every hour",
             );
-            conditions.raise(ConditionKind::ObjectUndeletable, path.as_ref(), report);
+            conditions.raise(ConditionKind::ObjectUndeletable, &name.to_string(), report);
         }
     }
 
-    /// Removes an object that is gone, or referenced again.
-    pub(super) fn forget(&self, conditions: &Conditions, path: &Path) {
-        let removed = self.0.lock().remove(path);
+    /// Removes a segment that is gone, or referenced again.
+    pub(super) fn forget(&self, conditions: &Conditions, name: &SegmentName) {
+        let removed = self.0.lock().remove(name);
         if removed.is_some_and(|refused| refused.is_raised) {
-            conditions.clear(ConditionKind::ObjectUndeletable, path.as_ref());
+            conditions.clear(ConditionKind::ObjectUndeletable, &name.to_string());
         }
     }
 
     /// Returns whether the object is on the list and retried separately.
-    pub(super) fn has(&self, path: &Path) -> bool {
-        self.0.lock().contains_key(path)
+    pub(super) fn has(&self, name: &SegmentName) -> bool {
+        self.0.lock().contains_key(name)
     }
 
     /// Returns some of the objects that are due for a retry.
-    pub(super) fn due(&self, count_max: usize, now: Instant) -> Vec<Path> {
+    pub(super) fn due(&self, count_max: usize, now: Instant) -> Vec<Leftover> {
         let all = self.0.lock();
         let due = all.iter().filter(|(_, refused)| refused.due <= now);
-        due.map(|(path, _)| path.clone()).take(count_max).collect()
+        let leftover = |(name, refused): (&SegmentName, &Refused)| Leftover {
+            name: *name,
+            placement: refused.placement.clone(),
+        };
+        due.map(leftover).take(count_max).collect()
     }
 
     pub(super) fn count(&self) -> usize {
@@ -108,31 +122,41 @@ impl Undeletable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::segment::SegmentNumber;
+    use block::Epoch;
+
+    fn leftover(number: u64) -> Leftover {
+        let name = SegmentName { epoch: Epoch(1), number: SegmentNumber(number), id: [7; 16] };
+        Leftover { name, placement: None }
+    }
 
     #[test]
     fn tries_come_later_and_later_and_the_registry_is_not_filled() {
         let (all, conditions) = (Undeletable::default(), Conditions::default());
-        let path = Path::from("segments/a");
+        let (segment, subject) = (leftover(0), leftover(0).name.to_string());
         let mut now = Instant::now();
         for minutes in [1, 2, 4, 8, 16, 32, 60, 60] {
-            all.note(&conditions, &path, "denied", now);
+            all.note(&conditions, &segment, "denied", now);
             let pause = Duration::from_secs(minutes * 60);
-            let is_raised = conditions.is_raised(ConditionKind::ObjectUndeletable, "segments/a");
+            let is_raised = conditions.is_raised(ConditionKind::ObjectUndeletable, &subject);
             assert_eq!(is_raised, minutes > 1, "{minutes}");
             assert!(all.due(9, now + pause - Duration::from_millis(1)).is_empty(), "{minutes}");
-            assert_eq!(all.due(9, now + pause), std::slice::from_ref(&path), "{minutes}");
+            let due = all.due(9, now + pause);
+            let due: Vec<SegmentName> = due.iter().map(|one| one.name).collect();
+            assert_eq!(due, [segment.name], "{minutes}");
             now += pause;
         }
-        assert!(conditions.is_raised(ConditionKind::ObjectUndeletable, "segments/a"));
-        for number in (0..COUNT_MAX + 9).chain(0..COUNT_MAX + 9) {
-            all.note(&conditions, &Path::from(format!("x/{number}")), "denied", now);
+        assert!(conditions.is_raised(ConditionKind::ObjectUndeletable, &subject));
+        let others = 1..COUNT_MAX as u64 + 10;
+        for number in others.clone().chain(others) {
+            all.note(&conditions, &leftover(number), "denied", now);
         }
         assert_eq!((all.count(), conditions.list().len()), (COUNT_MAX, RAISED_MAX));
-        all.note(&conditions, &path, "still denied", now);
+        all.note(&conditions, &segment, "still denied", now);
         let found = conditions.list();
-        let first = found.iter().find(|one| one.subject == "segments/a").expect("it is raised");
+        let first = found.iter().find(|one| one.subject == subject).expect("it is raised");
         assert!(first.report.what.contains("nor 4088 objects"), "{}", first.report.what);
-        all.forget(&conditions, &path);
-        assert!(!all.has(&path) && conditions.list().len() == RAISED_MAX - 1);
+        all.forget(&conditions, &segment.name);
+        assert!(!all.has(&segment.name) && conditions.list().len() == RAISED_MAX - 1);
     }
 }

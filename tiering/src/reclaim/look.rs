@@ -50,10 +50,11 @@ impl Inner {
         nobody: &mut u64,
         begun: Instant,
     ) -> Result<Option<Look>> {
-        if self.map.find_segment(record.info.number.0).await? != Some(*record) {
+        let found = self.map.find_segment(record.info.number.0).await?;
+        if found.is_none_or(|found| !found.is_of(&record.info)) {
             return Ok(None);
         }
-        let entries = self.frames.read_directory(&record.info).await?;
+        let entries = self.frames.read_directory(&record.stored()).await?;
         let references = self.map.back_references(record.info.number.0, REFERENCES_AT_ONCE).await?;
         let snapshot_count = self.map.snapshots().count_max();
         // Each page is taken with all of its copies, and with the copies of all layers below.

@@ -8,12 +8,11 @@ use crate::dedup::Victims;
 use crate::destage::write::Written;
 use crate::map::database::Database;
 use crate::map::dedup::BackReferences;
-use crate::map::records::SegmentRecord;
 use crate::map::repoint::Place;
 use crate::map::{LayerId, Moved, Placed, Repoint, RepointReport};
+use crate::segment_store::Leftover;
 use crate::tier::Inner;
 use block::{Error, ErrorKind, Result};
-use object_store::path::Path;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -40,12 +39,11 @@ impl Inner {
         taken: Victims,
     ) -> Result<RepointReport> {
         let Rewritten { live, settled, emptied, written, by_place, .. } = rewritten;
-        let path = |record: &SegmentRecord| record.info.object_path();
-        let new: Vec<Path> = written.segments.iter().map(path).collect();
-        let old: Vec<Path> = emptied.iter().map(path).collect();
+        let new: Vec<Leftover> = written.segments.iter().map(Leftover::from).collect();
+        let old: Vec<Leftover> = emptied.iter().map(Leftover::from).collect();
         if self.options.planted.delete_first {
-            for path in &old {
-                self.delete(path).await.map_err(|error| {
+            for segment in &old {
+                self.segments.delete(segment).await.map_err(|error| {
                     Error::with_source(ErrorKind::Unavailable, "delete a segment", error)
                 })?;
             }
@@ -91,11 +89,11 @@ impl Inner {
                     inner.dedup.add(&lists);
                     inner.dedup.forget(report.forgotten.iter().map(|record| record.info.number.0));
                     let gone = report.forgotten.iter().chain(&report.unused);
-                    inner.orphans.abandon(gone.map(|record| record.info.object_path()).collect());
+                    inner.orphans.abandon(gone.map(Leftover::from));
                 }
                 // It is unknown which of them the map references; each is deleted only if it is not
                 // referenced.
-                Err(_) => inner.orphans.abandon(new.into_iter().chain(old).collect()),
+                Err(_) => inner.orphans.abandon(new.into_iter().chain(old)),
             }
             done
         });

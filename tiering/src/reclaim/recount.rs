@@ -150,11 +150,12 @@ impl Inner {
             let number = record.info.number.0;
             let live = self.map.live_blocks(number).await?;
             let has_references = !self.map.back_references(number, 1).await?.0.is_empty();
-            if self.map.find_segment(number).await? != Some(record) {
+            let found = self.map.find_segment(number).await?;
+            if found.is_none_or(|found| !found.is_of(&record.info)) {
                 continue; // forgotten meanwhile
             }
             let entries = match has_references {
-                true => self.frames.read_directory(&record.info).await,
+                true => self.frames.read_directory(&record.stored()).await,
                 false => Ok(Vec::new()),
             };
             match entries {
@@ -236,7 +237,7 @@ impl Inner {
     /// `Corrupt` when a page or the directory does not open; `Full` when too many pages reference
     /// it.
     pub(crate) async fn exact_count(&self, record: &SegmentRecord) -> Result<u64> {
-        let entries = self.frames.read_directory(&record.info).await?;
+        let entries = self.frames.read_directory(&record.stored()).await?;
         let number = record.info.number.0;
         let mut known: HashSet<(LayerId, u32)> = HashSet::new();
         let (mut cursor, mut count) = (Cursor::Own, 0);

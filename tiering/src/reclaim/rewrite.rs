@@ -60,11 +60,11 @@ impl Inner {
         self.reclaim.state.lock().looking = None;
         for victim @ Victim { record, .. } in victims {
             if begun.elapsed() > VICTIMS_TIME_MAX {
-                later.push(*victim); // do not waste the work done so far
+                later.push(victim.clone()); // do not waste the work done so far
                 continue;
             }
             if self.options.planted.forget_unchecked {
-                emptied.push(*record);
+                emptied.push(record.clone());
                 continue;
             }
             self.reclaim.state.lock().looking = Some(record.info.number.0);
@@ -101,7 +101,7 @@ impl Inner {
             if is_too_much || overlaps(&look.live, &blocks) {
                 // The step would be too large, or the segment has another version of a block. It is
                 // handled later.
-                later.push(*victim);
+                later.push(victim.clone());
                 continue;
             }
             for one in &look.live {
@@ -126,11 +126,11 @@ impl Inner {
             let is_step =
                 !look.live.is_empty() || !look.settled.is_empty() || !look.needless.is_empty();
             match look.is_cut {
-                true if is_step => later.push(*victim),
+                true if is_step => later.push(victim.clone()),
                 // It is hidden only by ranges that are yet to be folded.
                 true => self.reclaim.state.lock().is_pass_wanted = true,
                 false if look.has_hidden => {}
-                false => emptied.push(*record),
+                false => emptied.push(record.clone()),
             }
             if let Some(references) = look.references {
                 let number = record.info.number.0;
@@ -203,7 +203,7 @@ impl Inner {
         };
         let mut frames: Vec<FrameRef> = Vec::new();
         for one in live {
-            let frame = FrameRef { info: record.info, at: one.from.at };
+            let frame = record.frame(one.from.at);
             if frames.last() != Some(&frame) {
                 frames.push(frame);
             }

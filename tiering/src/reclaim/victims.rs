@@ -23,7 +23,7 @@ pub(super) const STUCK_MAX: usize = 4096;
 const LIVE_PERCENT_MAX: u64 = 90;
 
 /// A nominated segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct Victim {
     pub record: SegmentRecord,
     /// Live blocks when it was examined.
@@ -70,7 +70,7 @@ impl Pass {
         self.space.add_shared(record, live, places);
         let Some(worth) = worth(record, places, next_segment) else { return };
         self.best.push(Reverse((worth, Reverse(record.info.number.0))));
-        self.found.push(Victim { record: *record, live: places });
+        self.found.push(Victim { record: record.clone(), live: places });
         if self.best.len() > 2 * VICTIMS_MAX {
             self.shrink(VICTIMS_MAX);
         }
@@ -78,7 +78,7 @@ impl Pass {
 
     /// Adds a segment that may have far fewer live blocks than its count says.
     pub fn add_crowded(&mut self, record: &SegmentRecord, live: u32) {
-        self.crowded.push((live, *record));
+        self.crowded.push((live, record.clone()));
         if self.crowded.len() > 2 * CROWDED_MAX {
             self.shrink_crowded();
         }
@@ -134,7 +134,7 @@ mod tests {
             object_bytes: 1 << 20,
             frame_count: 256,
         };
-        SegmentRecord { info, block_count: 256 }
+        SegmentRecord { info, placement: crate::segment::Placement::Object, block_count: 256 }
     }
 
     #[test]

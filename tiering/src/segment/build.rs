@@ -14,7 +14,7 @@ use super::format::{
     KEY_PURPOSE, SEGMENT_BYTES_MAX, SegmentHeader, frame_aad, frame_crc,
 };
 use super::read::directory_aad;
-use super::{FrameAt, SegmentId, SegmentInfo, SegmentNumber};
+use super::{FrameAt, SegmentId, SegmentInfo, SegmentName, SegmentNumber};
 use crate::keys::KeyId;
 use block::Epoch;
 use block::env::Random;
@@ -71,6 +71,12 @@ impl SegmentSeed {
         SegmentSeed { pool, epoch, number, id, algorithm, key: KeyId::POOL }
     }
 
+    /// Returns the name that the segment will have.
+    #[must_use]
+    pub fn name(&self) -> SegmentName {
+        SegmentName { epoch: self.epoch, number: self.number, id: self.id }
+    }
+
     /// Returns the same seed with another key for the frames.
     #[must_use]
     pub fn with_key(self, key: KeyId) -> Self {
@@ -100,7 +106,7 @@ impl fmt::Debug for SegmentBuilder {
     }
 }
 
-/// A finished segment. The caller puts `bytes` at `info.object_path()`.
+/// A finished segment, to be stored.
 #[derive(Clone, Debug)]
 pub struct SealedSegment {
     /// The description that the map keeps.

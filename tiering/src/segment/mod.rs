@@ -46,8 +46,83 @@ impl fmt::Display for SegmentNumber {
 /// Random 128-bit identity of a segment: the salt of its key and the first half of a cache key.
 pub type SegmentId = [u8; 16];
 
-/// All that a reader needs to find and open the frames of a segment, as stored in the map's record
-/// of the segment.
+/// Identity of a segment, as the names of its objects show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentName {
+    /// Epoch of the owner that wrote it.
+    pub epoch: Epoch,
+    /// Number within the pool.
+    pub number: SegmentNumber,
+    /// Random identity.
+    pub id: SegmentId,
+}
+
+impl SegmentName {
+    /// Returns the path of the object within the pool's prefix:
+    /// `segments/<epoch:016x>/<number:016x>-<id as 32 hexadecimal digits>`.
+    #[must_use]
+    pub fn object_path(&self) -> Path {
+        Path::from(format!(
+            "{FOLDER}/{:016x}/{:016x}-{:032x}",
+            self.epoch.0,
+            self.number.0,
+            u128::from_be_bytes(self.id)
+        ))
+    }
+
+    /// Parses a path made by [`SegmentName::object_path`], for listings. Returns `None` for a path
+    /// that is not exactly of that form.
+    #[must_use]
+    pub fn parse(path: &Path) -> Option<SegmentName> {
+        let mut parts = path.as_ref().split('/');
+        if parts.next()? != FOLDER {
+            return None;
+        }
+        let epoch = parse_hex(parts.next()?, 16)?;
+        let (number, id) = parts.next()?.split_once('-')?;
+        if parts.next().is_some() {
+            return None;
+        }
+        let epoch = Epoch(u64::try_from(epoch).ok()?);
+        let number = SegmentNumber(u64::try_from(parse_hex(number, 16)?).ok()?);
+        Some(SegmentName { epoch, number, id: parse_hex(id, 32)?.to_be_bytes() })
+    }
+}
+
+/// Formats for messages: the path of the object.
+impl fmt::Display for SegmentName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.object_path().fmt(f)
+    }
+}
+
+/// Where the bytes of a segment are. Unlike [`SegmentInfo`] it may change while the segment exists,
+/// so it is not a part of a segment's identity and is never compared.
+#[derive(Clone, Debug)]
+pub enum Placement {
+    /// One object, [`SegmentName::object_path`], in the object store of the pool. Records on disk
+    /// store nothing for it.
+    Object,
+}
+
+/// A segment, and where its bytes are: all that is needed to read it.
+#[derive(Clone, Debug)]
+pub struct StoredSegment {
+    /// The segment.
+    pub info: SegmentInfo,
+    /// Its placement, as far as the caller knows.
+    pub placement: Placement,
+}
+
+impl From<SegmentInfo> for StoredSegment {
+    /// A segment in an object store.
+    fn from(info: SegmentInfo) -> StoredSegment {
+        StoredSegment { info, placement: Placement::Object }
+    }
+}
+
+/// All that a reader needs to open the frames of a segment, as stored in the map's record of the
+/// segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
     /// Number within the pool.
@@ -67,16 +142,16 @@ pub struct SegmentInfo {
 }
 
 impl SegmentInfo {
-    /// Returns the path of the object within the pool's prefix:
-    /// `segments/<epoch:016x>/<number:016x>-<id as 32 hexadecimal digits>`.
+    /// Returns the name of the segment.
+    #[must_use]
+    pub fn name(&self) -> SegmentName {
+        SegmentName { epoch: self.epoch, number: self.number, id: self.id }
+    }
+
+    /// Returns [`SegmentName::object_path`] of the segment.
     #[must_use]
     pub fn object_path(&self) -> Path {
-        Path::from(format!(
-            "{FOLDER}/{:016x}/{:016x}-{:032x}",
-            self.epoch.0,
-            self.number.0,
-            u128::from_be_bytes(self.id)
-        ))
+        self.name().object_path()
     }
 }
 
@@ -85,24 +160,6 @@ impl fmt::Display for SegmentInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "segment {} ({})", self.number, self.object_path())
     }
-}
-
-/// Parses a path made by [`SegmentInfo::object_path`], for sweeps over listings. Returns `None` for
-/// a path that is not exactly of that form.
-#[must_use]
-pub fn parse_object_path(path: &Path) -> Option<(Epoch, SegmentNumber, SegmentId)> {
-    let mut parts = path.as_ref().split('/');
-    if parts.next()? != FOLDER {
-        return None;
-    }
-    let epoch = parse_hex(parts.next()?, 16)?;
-    let (number, id) = parts.next()?.split_once('-')?;
-    if parts.next().is_some() {
-        return None;
-    }
-    let epoch = u64::try_from(epoch).ok()?;
-    let number = u64::try_from(parse_hex(number, 16)?).ok()?;
-    Some((Epoch(epoch), SegmentNumber(number), parse_hex(id, 32)?.to_be_bytes()))
 }
 
 /// Parses exactly `digit_count` lower-case hexadecimal digits.
@@ -126,15 +183,32 @@ pub struct FrameAt {
 }
 
 /// A frame together with its segment: the unit of a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct FrameRef {
     /// The segment.
     pub info: SegmentInfo,
+    /// The placement of the segment, as far as the caller knows.
+    pub placement: Placement,
     /// The frame.
     pub at: FrameAt,
 }
 
+/// Two references are equal if they name the same frame, wherever the segment is stored.
+impl PartialEq for FrameRef {
+    fn eq(&self, other: &FrameRef) -> bool {
+        (self.info.id, self.at) == (other.info.id, other.at)
+    }
+}
+
+impl Eq for FrameRef {}
+
 impl FrameRef {
+    /// Returns the segment.
+    #[must_use]
+    pub fn segment(&self) -> StoredSegment {
+        StoredSegment { info: self.info, placement: self.placement.clone() }
+    }
+
     /// Returns whether such a frame can exist: its size is that of a frame, and it lies within the
     /// segment's object.
     #[must_use]

@@ -248,8 +248,8 @@ fn object_paths_are_parsed_back_and_nothing_else_is() {
     let path = sealed.info.object_path();
     let text = "segments/0000000000000003/0000000000000011-30313233343536373839616263646566";
     assert_eq!(path.as_ref(), text);
-    let parsed = parse_object_path(&path);
-    assert_eq!(parsed, Some((sealed.info.epoch, sealed.info.number, sealed.info.id)));
+    let parsed = SegmentName::parse(&path);
+    assert_eq!(parsed, Some(sealed.info.name()));
     for wrong in [
         "segment/0000000000000003/0000000000000011-30313233343536373839616263646566",
         "segments/0000000000000003/0000000000000011-30313233343536373839616263646566/x",
@@ -259,7 +259,7 @@ fn object_paths_are_parsed_back_and_nothing_else_is() {
         "segments/0000000000000003/0000000000000011",
         "segments",
     ] {
-        assert_eq!(parse_object_path(&Path::from(wrong)), None, "{wrong}");
+        assert_eq!(SegmentName::parse(&Path::from(wrong)), None, "{wrong}");
     }
 }
 

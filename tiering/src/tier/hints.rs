@@ -45,7 +45,8 @@ impl Tier {
         let task = async move {
             match inner.resolve(volume, None, range.start, end.saturating_sub(range.start)).await {
                 Ok(wanted) => {
-                    let mut frames: Vec<FrameRef> = wanted.iter().map(|part| part.frame).collect();
+                    let mut frames: Vec<FrameRef> =
+                        wanted.iter().map(|part| part.frame.clone()).collect();
                     drop(wanted);
                     frames.dedup();
                     if let Some(fetch) = inner.frames.read_ahead(&frames)

@@ -15,7 +15,8 @@ use crate::mend::Mending;
 use crate::orphans::Orphans;
 use crate::outage::{Outage, Way};
 use crate::reclaim::Reclaim;
-use crate::segment::{BLOCK_COUNT_MAX, FOLDER};
+use crate::segment::BLOCK_COUNT_MAX;
+use crate::segment_store::{ObjectSegments, SegmentStore};
 use crate::watched::Watched;
 use block::{Error, ErrorKind, Result};
 use object_store::ObjectStore;
@@ -80,9 +81,10 @@ impl Tier {
         let (store, key) = (options.store.clone(), options.pool_key.clone());
         let (pool, mut frames) = (options.pool, options.frames.clone());
         frames.conditions = conditions.clone();
+        let segments: Arc<dyn SegmentStore> = Arc::new(ObjectSegments::new(store.clone()));
         let frames = {
-            let (store, keys) = (store.clone(), (key.clone(), options.volume_keys.clone()));
-            tokio::task::spawn_blocking(move || Frames::open(store, pool, keys, frames))
+            let (segments, keys) = (segments.clone(), (key.clone(), options.volume_keys.clone()));
+            tokio::task::spawn_blocking(move || Frames::open(segments, pool, keys, frames))
                 .await
                 .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?
         };
@@ -95,6 +97,7 @@ impl Tier {
                 left_out: parking_lot::RwLock::new(options.left_out.clone()),
                 options,
                 store,
+                segments,
                 watched,
                 pool_key: key,
                 map,
@@ -194,7 +197,9 @@ pub(super) async fn open_database(
     } else if must_exist {
         let what = "open metadata: it is gone from the store; bring it back, spindle tries again";
         return Err(Error::new(ErrorKind::Corrupt, what));
-    } else if !is_believed && has_below(&store, FOLDER, EMPTY_LOOK_COUNT).await? {
+    } else if !is_believed
+        && ObjectSegments::new(store.clone()).has_any(EMPTY_LOOK_COUNT).await.map_err(not_listed)?
+    {
         // A new database would reference none of the segments, and unreferenced segments are
         // deleted.
         let what = "open data tier: the store holds segments, and no metadata that names them: its objects below \
@@ -250,20 +255,16 @@ pub(super) async fn close_quietly(db: &Database) {
 /// forever. Only an object counts: in a local directory, an interrupted first start leaves empty
 /// folders. The answer is no once `look_count` listings agree.
 async fn probe(store: &Arc<dyn ObjectStore>, look_count: u32) -> Result<bool> {
-    has_below(store, database::FOLDER, look_count).await
+    let prefix = object_store::path::Path::from(database::FOLDER);
+    let found = listing::first(store, Some(&prefix), look_count).await.map_err(not_listed)?;
+    Ok(found.is_some())
 }
 
-async fn has_below(store: &Arc<dyn ObjectStore>, folder: &str, look_count: u32) -> Result<bool> {
-    let prefix = object_store::path::Path::from(folder);
-    match listing::first(store, Some(&prefix), look_count).await {
-        Ok(found) => Ok(found.is_some()),
-        Err(cause) => {
-            let kind = match cause {
-                object_store::Error::PermissionDenied { .. }
-                | object_store::Error::Unauthenticated { .. } => ErrorKind::Denied,
-                _ => ErrorKind::Unavailable,
-            };
-            Err(Error::with_source(kind, "open data tier: list the store", cause))
-        }
-    }
+fn not_listed(cause: object_store::Error) -> Error {
+    let kind = match cause {
+        object_store::Error::PermissionDenied { .. }
+        | object_store::Error::Unauthenticated { .. } => ErrorKind::Denied,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::with_source(kind, "open data tier: list the store", cause)
 }

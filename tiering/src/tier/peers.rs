@@ -1,11 +1,10 @@
 //! Finds objects that the map references, to compare with an object that cannot be read.
 
 use super::Inner;
-use crate::fetch::peers::Peers;
+use crate::fetch::peers::{Peer, Peers};
 use crate::map::database;
-use crate::segment::{SegmentId, SegmentInfo};
+use crate::segment::{SegmentId, SegmentInfo, StoredSegment};
 use block::Result;
-use object_store::path::Path;
 use std::collections::HashSet;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,11 +40,7 @@ impl Peers for MapPeers {
         }
     }
 
-    async fn another(
-        &self,
-        info: &SegmentInfo,
-        suspects: &HashSet<SegmentId>,
-    ) -> Option<(Path, Option<SegmentInfo>)> {
+    async fn another(&self, info: &SegmentInfo, suspects: &HashSet<SegmentId>) -> Option<Peer> {
         let inner = self.inner.upgrade()?;
         // While a copy is behind the store, a readable segment proves nothing about the store
         // itself, because it may come from the copy.
@@ -54,13 +49,14 @@ impl Peers for MapPeers {
             let last = self.last.load(Ordering::Relaxed);
             let mut others = inner.other_segments(last, info).await.ok()?;
             others.extend(inner.other_segments(0, info).await.ok()?);
-            let known = others.iter().find(|other| !suspects.contains(&other.id));
+            let known = others.iter().find(|other| !suspects.contains(&other.info.id));
             if let Some(other) = known.or(others.first()) {
-                self.last.store(other.number.0, Ordering::Relaxed);
-                return Some((other.object_path(), Some(*other)));
+                self.last.store(other.info.number.0, Ordering::Relaxed);
+                return Some(Peer::Segment(other.clone()));
             }
         }
-        Some((database::manifest_path(inner.map.db().objects().manifest), None))
+        let manifest = database::manifest_path(inner.map.db().objects().manifest);
+        Some(Peer::Object(inner.store.clone(), manifest))
     }
 }
 
@@ -68,9 +64,7 @@ impl Inner {
     /// Returns whether the map references a segment that is not missing on purpose.
     pub(crate) async fn is_wanted(&self, info: &SegmentInfo) -> bool {
         match self.map.find_segment(info.number.0).await {
-            Ok(Some(record)) if record.info.id == info.id => {
-                !self.may_be_missing(info.number.0).await
-            }
+            Ok(Some(record)) if record.is_of(info) => !self.may_be_missing(info.number.0).await,
             Ok(_) => false,
             // The answer is unknown; assume it is wanted.
             Err(_) => true,
@@ -78,11 +72,12 @@ impl Inner {
     }
 
     /// Returns some segments numbered above `after` that should exist in the store.
-    async fn other_segments(&self, after: u64, info: &SegmentInfo) -> Result<Vec<SegmentInfo>> {
+    async fn other_segments(&self, after: u64, info: &SegmentInfo) -> Result<Vec<StoredSegment>> {
         let (found, _) = self.map.live_after(after, LOOK).await?;
-        let others = found.into_iter().map(|(record, _)| record.info);
-        let is_other =
-            |other: &SegmentInfo| other.id != info.id && !self.may_be_left_out(other.number.0);
+        let others = found.into_iter().map(|(record, _)| record.stored());
+        let is_other = |StoredSegment { info: other, .. }: &StoredSegment| {
+            other.id != info.id && !self.may_be_left_out(other.number.0)
+        };
         Ok(others.filter(is_other).collect())
     }
 }

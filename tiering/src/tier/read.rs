@@ -13,7 +13,7 @@ use super::{ALLOCATION_PAGES_MAX, ChangedExtent, FRAMES_AT_ONCE, Inner, PAGE_BYT
 use crate::fetch::Access;
 use crate::map::pages::{Page, changed};
 use crate::mend::is_lost;
-use crate::segment::{FrameAt, FrameRef, SegmentInfo};
+use crate::segment::{FrameAt, FrameRef, StoredSegment};
 use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
 use block::{AllocationExtent, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -51,7 +51,7 @@ enum Lacking {
     /// Nothing any more: another task has restored it meanwhile.
     Back,
     /// Segments that a copy may have.
-    These(Vec<SegmentInfo>),
+    These(Vec<StoredSegment>),
 }
 
 impl Inner {
@@ -136,7 +136,7 @@ impl Inner {
         let is_vain = |part: &&Wanted| self.is_mending_vain(&part.frame.info);
         let is_any_vain = wanted.iter().any(|part| is_vain(&part));
         for part in wanted.iter().filter(|part| !is_vain(part)) {
-            segments.entry(part.frame.info.number.0).or_default().push(part.frame);
+            segments.entry(part.frame.info.number.0).or_default().push(part.frame.clone());
         }
         if segments.is_empty() {
             return Lacking::Vain;
@@ -146,7 +146,7 @@ impl Inner {
             frames.dedup();
             let read = self.frames.read_many(&frames, Access::Once).await;
             if read.is_err_and(|error| is_lost(&error)) {
-                lacking.extend(frames.first().map(|frame| frame.info));
+                lacking.extend(frames.first().map(FrameRef::segment));
             }
         }
         match lacking.is_empty() {
@@ -172,11 +172,11 @@ impl Inner {
             buf.fill(0);
         }
         if let [only] = &wanted[..] {
-            let bytes = self.frames.read_many(&[only.frame], access).await?;
+            let bytes = self.frames.read_many(std::slice::from_ref(&only.frame), access).await?;
             return copy(buf, only, bytes.first());
         }
         for parts in wanted.chunks(FRAMES_AT_ONCE) {
-            let mut frames: Vec<FrameRef> = parts.iter().map(|part| part.frame).collect();
+            let mut frames: Vec<FrameRef> = parts.iter().map(|part| part.frame.clone()).collect();
             frames.dedup();
             let read = self.frames.read_many(&frames, access).await?;
             let mut index = 0;
@@ -246,7 +246,7 @@ impl Inner {
                 sealed_bytes: run.sealed_bytes,
             };
             wanted.push(Wanted {
-                frame: FrameRef { info: record.info, at },
+                frame: record.frame(at),
                 skip: skip as usize,
                 at: (from - offset) as usize..(until - offset) as usize,
             });

@@ -9,7 +9,7 @@ use crate::copier::{
 };
 use crate::map::view::state_view;
 use crate::planted::Planted;
-use crate::segment::parse_object_path;
+use crate::segment::SegmentName;
 use crate::testing::Fault;
 use futures::{FutureExt, StreamExt};
 use std::collections::BTreeSet;
@@ -516,10 +516,11 @@ fn what_was_read_most_in_the_pool_is_fetched_first_and_the_rest_after_it() {
             .await
             .unwrap();
         let number_of = |call: &crate::testing::Call| {
-            (call.op == Op::Put).then(|| parse_object_path(&call.path)).flatten()
+            (call.op == Op::Put).then(|| SegmentName::parse(&call.path)).flatten()
         };
         let calls = own.take_calls();
-        let numbers: Vec<u64> = calls.iter().filter_map(number_of).map(|(_, n, _)| n.0).collect();
+        let numbers: Vec<u64> =
+            calls.iter().filter_map(number_of).map(|name| name.number.0).collect();
         assert_eq!(numbers.len(), 8, "{numbers:?}");
         let expected: Vec<u64> = hottest.iter().map(|(number, _)| *number).collect();
         assert_eq!(numbers[..expected.len()], expected, "{hottest:?}");

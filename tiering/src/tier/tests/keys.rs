@@ -20,7 +20,7 @@ async fn reclaim_all(tier: &Tier) {
 async fn check_segments(tier: &Tier) -> [u64; 2] {
     let mut counts = [0, 0];
     for (record, _) in tier.inner.map.segments_after(0, 100_000).await.unwrap() {
-        let entries = tier.inner.frames.read_directory(&record.info).await.unwrap();
+        let entries = tier.inner.frames.read_directory(&record.stored()).await.unwrap();
         // Layer 0 has no owner.
         for entry in entries.iter().filter(|entry| entry.layer != 0) {
             let is_keyed = entry.layer == 2;

@@ -167,7 +167,7 @@ fn a_missing_object_is_lost_once_that_is_confirmed() {
         let gone = tier.inner.map.find_segment(1).await.unwrap().unwrap().info;
         let other = SegmentInfo { id: [1; 16], ..gone };
         let begun = Instant::now();
-        let error = tier.inner.frames.read_object(&other).await.unwrap_err();
+        let error = tier.inner.frames.read_object(&other.into()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(
             begun.elapsed() < Duration::from_secs(1)

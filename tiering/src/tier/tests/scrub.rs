@@ -70,7 +70,7 @@ pub(super) async fn scrub(tier: &Tier) -> BTreeMap<u64, Finding> {
 }
 
 pub(super) fn number_of(path: &Path) -> u64 {
-    crate::segment::parse_object_path(path).unwrap().1.0
+    crate::segment::SegmentName::parse(path).unwrap().number.0
 }
 
 /// Segments are damaged in the pool's store and in one copy; the other copy has them intact.

@@ -2,7 +2,14 @@
 //! leftovers of uploads are deleted.
 
 use super::*;
+use crate::segment::SegmentName;
+use crate::segment_store::Leftover;
 use crate::testing::Fault;
+
+fn leftover(path: &Path) -> Leftover {
+    let name = SegmentName::parse(path).expect("it is the path of a segment");
+    Leftover { name, placement: None }
+}
 
 #[test]
 fn transient_and_ambiguous_failures_are_waited_out() {
@@ -174,11 +181,11 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         tier.destage(made.window, &Payloads).await.unwrap();
         // An upload of a failed commit may turn out to be committed.
         let named = tier.inner.map.segments_after(0, 1).await.unwrap()[0].0.info.object_path();
-        tier.inner.orphans.abandon(vec![named.clone()]);
+        tier.inner.orphans.abandon([leftover(&named)]);
         let id = "00112233445566778899aabbccddeeff";
         let extra = Path::from(format!("segments/{:016x}/{:016x}-{id}", 1, 77_000));
         store.put(&extra, "abandoned".into()).await.unwrap();
-        tier.inner.orphans.abandon(vec![extra.clone()]);
+        tier.inner.orphans.abandon([leftover(&extra)]);
         let waiting = tier.status().abandoned_count;
         assert!(waiting >= 3, "{waiting}");
 
@@ -198,7 +205,7 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         // requests.
         let path =
             |number: u64| Path::from(format!("segments/{:016x}/{:016x}-{id}", 1, 1000 + number));
-        tier.inner.orphans.abandon((0..5000).map(path).collect());
+        tier.inner.orphans.abandon((0..5000).map(|number| leftover(&path(number))));
         assert_eq!(tier.status().abandoned_count, 4096);
         store.put(&path(4999), "newest".into()).await.unwrap();
         let swept = tier.sweep_abandoned().await.unwrap();
@@ -318,7 +325,7 @@ fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() 
         for round in 0..3 {
             tier.inner.orphans.make_undeletable_due();
             store.put(&orphan(2, 500 + round), "abandoned".into()).await.unwrap();
-            tier.inner.orphans.abandon(vec![orphan(2, 500 + round)]);
+            tier.inner.orphans.abandon([leftover(&orphan(2, 500 + round))]);
             store.inject_refusal(&stuck);
             let swept = tier.sweep_abandoned().await.unwrap();
             assert_eq!((swept.deleted_count, swept.refused_count), (1, 1), "round {round}");
