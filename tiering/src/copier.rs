@@ -11,7 +11,7 @@
 //! - The manifest is created only if absent. A copy that has a later manifest than the pool, or a
 //!   different one of the same number, is refused: it holds data that this pool does not have.
 //! - Objects that a state needs are not deleted in the pool before the copy has them
-//!   ([`crate::orphans::Hold`]). Beyond a bound, the pool's space takes precedence, and the copy
+//!   ([`crate::leftovers::Hold`]). Beyond a bound, the pool's space takes precedence, and the copy
 //!   starts again with a newer state. The published states stay complete.
 //! - No object is deleted in the copy if the newest published state references it, if a reader's
 //!   pin keeps it, or within a grace period for readers that are just opening an earlier state.
@@ -19,54 +19,51 @@
 //!   reported, and never replaces one that the copy has.
 //! - A copy of some volumes has all of the metadata, and the segments that these volumes need: see
 //!   [`part`].
-//! - Memory is bounded: two segments ([`places`]), two parts of tables, and 40 bytes for each
+//! - Memory is bounded: two segments ([`crate::places`]), two parts of tables, and 40 bytes for each
 //!   segment of the copy.
 
-mod hydrate;
+pub(crate) mod hydrate;
 mod lineage;
 mod origin;
 mod part;
-pub(crate) mod places;
 mod replaced;
 mod segments;
 mod transfer;
 
+pub use crate::places::OBJECTS_AT_ONCE;
 pub use hydrate::{HydrateCounts, HydrateOptions, HydrateProgress, Lacking};
 pub use origin::RestoredStore;
-pub use part::LeftOut;
 
 use crate::create::{Created, create};
 use crate::fail_point;
 use crate::heat::Hottest;
+use crate::leftovers::Hold;
 use crate::listing::{HELD_COUNT_MAX, list_at_most};
 use crate::map::Map;
 use crate::map::MapOptions;
 use crate::map::database::{self, Database, DatabaseOptions, StateObjects};
-use crate::orphans::Hold;
-use crate::segment::read::check_object;
+use crate::mend::Repair;
+use crate::places::Places;
+use crate::pool::{Exclusions, Metadata, Pool, Segments};
 use crate::segment::{SegmentId, SegmentInfo, SegmentName, SegmentNumber};
 use crate::segment_store::{Listed, ObjectSegments, SegmentStore};
-use crate::tier::{Inner, Tier};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use places::Places;
 use replaced::{Doomed, Replaced};
 use segments::Bad;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 use transfer::{Pace, copy_parts, each, source_error, target_error};
 
 /// Segment records taken from the metadata at a time.
 const STEP: usize = 1024;
-/// Maximum number of objects, over all copies of a process, that are in transit concurrently.
-/// Chosen by hand: one is read while the previous one is written.
-pub const OBJECTS_AT_ONCE: usize = 2;
 /// Memory for the metadata that a pass reads.
 const CACHE_BYTES: u64 = 4 << 20;
 /// Time after which a replaced object is deleted, unless a pin keeps it. Chosen by hand: far longer
@@ -181,7 +178,7 @@ struct Held {
 
 /// The copier; see the module. There is at most one for each copy.
 pub struct Copier {
-    inner: Arc<Inner>,
+    source: CopySource,
     target: Arc<dyn ObjectStore>,
     /// The segments in `target`.
     copied: ObjectSegments,
@@ -211,21 +208,31 @@ impl std::fmt::Debug for Copier {
     }
 }
 
-impl Tier {
-    /// Lists the contents of the copy in `target`. Call the copier's methods from the background
-    /// runtime.
-    ///
-    /// # Errors
-    /// `Unavailable` or `Denied` when the copy cannot be listed.
-    pub async fn copier(
+/// The pool that copies are made of.
+#[derive(Clone)]
+pub(crate) struct CopySource {
+    pub pool: Arc<Pool>,
+    pub metadata: Arc<Metadata>,
+    pub segments: Arc<Segments>,
+    pub exclusions: Arc<Exclusions>,
+    pub repair: Arc<Repair>,
+    /// The store of the metadata.
+    pub objects: Arc<dyn ObjectStore>,
+    pub database: DatabaseOptions,
+    /// Limits the objects that are being sent to copies or brought back.
+    pub places: Arc<Semaphore>,
+}
+
+impl CopySource {
+    /// Implements [`crate::Tier::copier`].
+    pub(crate) async fn copier(
         &self,
         target: Arc<dyn ObjectStore>,
         options: CopierOptions,
         progress: Arc<CopyProgress>,
     ) -> Result<Copier> {
-        self.inner.check_writable()?;
         let mut copier = Copier {
-            inner: self.inner.clone(),
+            source: self.clone(),
             copied: ObjectSegments::new(target.clone()),
             target,
             options,
@@ -236,7 +243,7 @@ impl Tier {
             manifests: BTreeSet::new(),
             known_manifest: None,
             strays: Vec::new(),
-            places: Places::new(&self.inner.copy_places),
+            places: Places::new(&self.places),
             bad: BTreeMap::new(),
             part: None,
             replaced: None,
@@ -254,7 +261,7 @@ impl Copier {
     #[must_use]
     pub fn hottest(&self) -> Vec<(u64, u32)> {
         let mut hottest = Hottest::default();
-        self.segments.keys().for_each(|number| hottest.add(&self.inner.heat, *number));
+        self.segments.keys().for_each(|number| hottest.add(&self.source.segments.heat, *number));
         hottest.into_list()
     }
 
@@ -307,15 +314,14 @@ impl Copier {
     pub async fn pass(&mut self) -> Result<Option<CopiedState>> {
         // From a pass whose state was not published.
         self.strays.extend(self.replaced.take().into_iter().flat_map(|replaced| replaced.strays));
-        if self.last_commit == Some(self.inner.map.status().commit_number) {
+        if self.last_commit == Some(self.source.metadata.map.status().commit_number) {
             self.complete().await?;
             return Ok(None);
         }
         self.check_lineage().await?;
-        let hold = self.inner.orphans.hold();
-        let options =
-            DatabaseOptions { cache_bytes: CACHE_BYTES, ..self.inner.options.database.clone() };
-        let db = Arc::new(Database::read_pinned(self.inner.store.clone(), &options).await?);
+        let hold = self.source.segments.leftovers.hold();
+        let options = DatabaseOptions { cache_bytes: CACHE_BYTES, ..self.source.database.clone() };
+        let db = Arc::new(Database::read_pinned(self.source.objects.clone(), &options).await?);
         let done = self.pass_over(&db, &hold).await;
         self.progress.set_pass(0, 0);
         if let Err(error) = db.close().await {
@@ -329,13 +335,13 @@ impl Copier {
         let manifest = database::manifest_path(objects.manifest);
         let manifest_bytes = self.read_source(&manifest).await?;
         let small = MapOptions { page_cache_bytes: 0, segment_cache_bytes: 64 << 10 };
-        let (map, writer) = Map::read_only(db.clone(), &self.inner.pool_key, small).await?;
+        let (map, writer) = Map::read_only(db.clone(), &self.source.pool.key, small).await?;
         let root = *writer.root();
         if self.last_commit == Some(root.commit_number) {
             return Ok(None);
         }
         hold.set_below(root.next_segment);
-        let planted = self.inner.options.planted;
+        let planted = self.source.pool.planted;
         if planted.copy_without_hold {
             hold.set_below(0);
         }
@@ -351,7 +357,7 @@ impl Copier {
         fail_point!("copy-segments-copied");
         for number in objects.earlier.difference(&self.manifests.clone()) {
             let path = database::manifest_path(*number);
-            match self.inner.store.get(&path).await {
+            match self.source.objects.get(&path).await {
                 Ok(got) => {
                     let bytes = got.bytes().await.map_err(|cause| source_error(&path, cause))?;
                     self.put_manifest(*number, bytes).await?;
@@ -403,16 +409,16 @@ impl Copier {
     }
 
     async fn copy_table(&self, path: &Path) -> Result<()> {
-        let head = self.inner.store.head(path).await;
+        let head = self.source.objects.head(path).await;
         let bytes = head.map_err(|cause| source_error(path, cause))?.size;
-        let (from, to) = (&self.inner.store, &self.target);
+        let (from, to) = (&self.source.objects, &self.target);
         copy_parts(from, to, (path, bytes), &self.pace, &self.places).await?;
         self.count(bytes);
         Ok(())
     }
 
     async fn read_source(&self, path: &Path) -> Result<Bytes> {
-        let got = self.inner.store.get(path).await;
+        let got = self.source.objects.get(path).await;
         let got = got.map_err(|cause| source_error(path, cause))?;
         got.bytes().await.map_err(|cause| source_error(path, cause))
     }
@@ -448,26 +454,6 @@ impl Copier {
 
 fn held_of(info: &SegmentInfo) -> Held {
     Held { epoch: info.epoch, id: info.id }
-}
-
-/// Verifies a segment's object. Returns a description of the damage, if any.
-pub(crate) async fn verify(
-    inner: &Inner,
-    info: &SegmentInfo,
-    object: &Bytes,
-) -> Result<Option<String>> {
-    let (key, object, info, pool) =
-        (inner.pool_key.clone(), object.clone(), *info, inner.options.pool);
-    let volume_keys = inner.options.volume_keys.clone();
-    let check = move || match check_object(&key, &volume_keys, &object) {
-        Ok(found) if found.directory.info != info || found.directory.pool != pool => {
-            Some("it is another one".to_owned())
-        }
-        Ok(found) => found.damage(),
-        Err(error) => Some(error.to_string()),
-    };
-    let checked = tokio::task::spawn_blocking(check).await;
-    checked.map_err(|cause| Error::with_source(ErrorKind::Io, "verify a segment", cause))
 }
 
 /// Returns the path of the mark for a segment that was damaged in the pool's store when it was

@@ -16,28 +16,22 @@
 pub(crate) mod fingerprints;
 pub(crate) mod index;
 
-use crate::keys::KeyId;
+use crate::keys::{KeyId, VolumeKeys};
 use crate::planted::Planted;
-use crate::tier::{Inner, Tier};
-use block::{Error, ErrorKind, Result, VolumeId};
+use block::seal::PoolKey;
+use block::{ErrorKind, VolumeId};
 use fingerprints::{Fingerprinter, FrameFingerprints};
 use index::{Index, Location};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 /// Maximum memory per block in the index, in bytes: hash tables are at least half full.
 const ENTRY_BYTES: usize = 2 * (size_of::<Location>() + size_of::<u64>() + 1);
-/// Number of newest segments whose fingerprints are read at a start. Chosen by hand: 128 GiB of
-/// segments of the default size.
-const LOADED_SEGMENTS_MAX: u64 = 8192;
 /// Maximum number of segments that are remembered as damaged. Chosen by hand.
 const BAD_MAX: usize = 65_536;
-/// Segments whose fingerprints are read at a time.
-const LOAD_STEP: usize = 16;
-
 /// Results of deduplication for a volume since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
@@ -54,16 +48,12 @@ impl std::ops::AddAssign for Found {
     }
 }
 
-/// Shortest time from the end of one sweep of the back-references to the next. Chosen by hand: the
-/// sweep reads a page of the map for each.
-const SWEEP_PAUSE: Duration = Duration::from_secs(3600);
-
 /// Progress of the sweep of back-references.
 #[derive(Debug, Default)]
-struct Sweep {
+pub(crate) struct Sweep {
     /// Key after which the sweep continues; `None` means at the beginning.
-    last: Option<Vec<u8>>,
-    ended: Option<Instant>,
+    pub last: Option<Vec<u8>>,
+    pub ended: Option<Instant>,
 }
 
 /// Counts for status.
@@ -80,6 +70,16 @@ pub struct DedupStatus {
     pub unequal_count: u64,
     /// Nominated blocks that could not be read, since the start.
     pub unread_count: u64,
+}
+
+/// Keys that fingerprints are made under.
+pub(crate) struct FingerprintKeys {
+    /// Identity of the pool.
+    pub pool: [u8; 16],
+    pub pool_key: PoolKey,
+    pub volume_keys: VolumeKeys,
+    /// Mask of the fingerprint bits that are compared; tests clear some of them.
+    pub mask: u64,
 }
 
 /// Users of segments.
@@ -134,12 +134,15 @@ impl Drop for Victims {
 }
 
 /// State of deduplication; see the module.
-#[derive(Debug)]
 pub(crate) struct Dedup {
     volumes: Mutex<HashSet<VolumeId>>,
     pub index: Mutex<Index>,
     uses: Arc<Mutex<Uses>>,
-    sweep: Mutex<Sweep>,
+    pub sweep: Mutex<Sweep>,
+    /// Keys of the fingerprints.
+    keys: FingerprintKeys,
+    /// Whether every volume is deduplicated, for tests.
+    pub is_forced: bool,
     planted: Planted,
     pub unequal_count: AtomicU64,
     pub unread_count: AtomicU64,
@@ -147,8 +150,10 @@ pub(crate) struct Dedup {
 
 impl Dedup {
     /// Creates the state, with an index of `index_bytes`.
-    pub fn new(index_bytes: usize, planted: Planted) -> Dedup {
+    pub fn new(index_bytes: usize, keys: FingerprintKeys, planted: Planted) -> Dedup {
         Dedup {
+            keys,
+            is_forced: false,
             volumes: Mutex::default(),
             index: Mutex::new(Index::new(index_bytes / ENTRY_BYTES)),
             uses: Arc::default(),
@@ -157,6 +162,32 @@ impl Dedup {
             unequal_count: AtomicU64::new(0),
             unread_count: AtomicU64::new(0),
         }
+    }
+
+    /// Returns the fingerprinter for a key; `None` if the key is not present.
+    pub fn fingerprinter(&self, key: KeyId) -> Option<Fingerprinter> {
+        let FingerprintKeys { pool, pool_key, volume_keys, mask } = &self.keys;
+        let root = volume_keys.root(key, pool_key)?;
+        Some(Fingerprinter::new(&root, pool, *mask))
+    }
+
+    /// Turns deduplication on or off for a volume.
+    pub fn set(&self, volume: VolumeId, is_on: bool) {
+        let mut volumes = self.volumes.lock();
+        match is_on {
+            true => volumes.insert(volume),
+            false => volumes.remove(&volume),
+        };
+    }
+
+    /// Returns whether a volume is deduplicated.
+    pub fn is_used(&self) -> bool {
+        self.is_forced || !self.volumes.lock().is_empty()
+    }
+
+    /// Excludes segments below this number.
+    pub fn set_floor(&self, number: u64) {
+        self.uses.lock().floor = number;
     }
 
     pub fn has(&self, volume: VolumeId) -> bool {
@@ -228,128 +259,6 @@ impl Victims {
     }
 }
 
-impl Inner {
-    /// Returns the fingerprinter for a key; `None` if the key is not present.
-    pub(crate) fn fingerprinter(&self, key: KeyId) -> Option<Fingerprinter> {
-        let root = self.options.volume_keys.root(key, &self.pool_key)?;
-        Some(Fingerprinter::new(&root, &self.options.pool, self.options.fingerprint_mask))
-    }
-}
-
-impl Tier {
-    /// Returns whether deduplication was ever used in this pool; once true, it stays true.
-    #[must_use]
-    pub fn has_dedup(&self) -> bool {
-        self.inner.map.has_dedup()
-    }
-
-    /// Marks segments as damaged or missing in the store. Their blocks are not used as duplicates
-    /// until the segments are found intact.
-    pub fn note_bad_segments(&self, numbers: impl Iterator<Item = u64>) {
-        for number in numbers {
-            self.inner.dedup.note_bad(number);
-        }
-    }
-
-    /// Excludes segments below this number from deduplication, in a restored pool, until all
-    /// segments of the copy are in the pool's own store.
-    pub fn set_dedup_floor(&self, number: u64) {
-        self.inner.dedup.uses.lock().floor = number;
-    }
-
-    /// Turns deduplication on or off for a volume, for future destages. Existing duplicates stay.
-    pub fn set_dedup(&self, volume: VolumeId, is_on: bool) {
-        let mut volumes = self.inner.dedup.volumes.lock();
-        match is_on {
-            true => volumes.insert(volume),
-            false => volumes.remove(&volume),
-        };
-    }
-
-    /// Loads the fingerprints of the newest segments into memory. Call it once after a start, in
-    /// the background, if a volume uses deduplication. Dropping the future leaves a part of them
-    /// loaded.
-    ///
-    /// # Errors
-    /// The errors of the metadata. A list that does not open is skipped.
-    pub async fn load_fingerprints(&self) -> Result<()> {
-        let inner = &self.inner;
-        let is_wanted = inner.options.is_dedup || !inner.dedup.volumes.lock().is_empty();
-        if !is_wanted {
-            return Ok(());
-        }
-        let next = inner.next_segment.load(Ordering::SeqCst);
-        let mut after = next.saturating_sub(LOADED_SEGMENTS_MAX);
-        loop {
-            let (lists, last) = inner.map.fingerprints_after(after, LOAD_STEP).await?;
-            inner.dedup.add(&lists);
-            match last {
-                // Segments written from here on are added by their destage.
-                Some(last) if last < next => after = last,
-                _ => return Ok(()),
-            }
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// Performs one step of background work: examines up to `budget` back-references, and drops
-    /// those of pages that no longer share blocks. A sweep runs once an hour. Returns `false` if
-    /// there is nothing to do for now. Call it at the lowest priority.
-    ///
-    /// # Errors
-    /// Those of [`Tier::destage`].
-    pub async fn sweep_back_references(&self, budget: usize) -> Result<bool> {
-        self.inner.check_writable()?;
-        let last = {
-            let sweep = self.inner.dedup.sweep.lock();
-            let is_due = sweep.ended.is_none_or(|ended| ended.elapsed() >= SWEEP_PAUSE);
-            let is_urgent = self.inner.is_urgent.load(Ordering::Relaxed);
-            if !self.inner.map.has_dedup() || is_urgent || (sweep.last.is_none() && !is_due) {
-                return Ok(false);
-            }
-            sweep.last.clone()
-        };
-        let inner = self.inner.clone();
-        let step = async move {
-            let mut writer = inner.writer.lock().await;
-            inner.map.sweep_back_references(&mut writer, last.as_deref(), budget.max(1)).await
-        };
-        let done = self.inner.background.spawn(step).await;
-        let done = done
-            .map_err(|cause| Error::with_source(ErrorKind::Io, "sweep back-references", cause))?;
-        let (next, dropped_count) = done?;
-        if dropped_count > 0 {
-            tracing::debug!(dropped_count, "back-references of pages that share nothing any more");
-        }
-        let mut sweep = self.inner.dedup.sweep.lock();
-        if next.is_none() {
-            sweep.ended = Some(Instant::now());
-        }
-        sweep.last = next;
-        Ok(sweep.last.is_some())
-    }
-
-    /// Makes a sweep due at once, as if the pause were over.
-    #[cfg(test)]
-    pub(crate) fn sweep_again(&self) {
-        self.inner.dedup.sweep.lock().ended = None;
-    }
-
-    /// Returns counts for status.
-    #[must_use]
-    pub fn dedup_status(&self) -> DedupStatus {
-        let dedup = &self.inner.dedup;
-        let (count, index_one_in) = dedup.index.lock().status();
-        DedupStatus {
-            found: self.inner.map.found(),
-            index_block_count: count as u64,
-            index_one_in,
-            unequal_count: dedup.unequal_count.load(Ordering::Relaxed),
-            unread_count: dedup.unread_count.load(Ordering::Relaxed),
-        }
-    }
-}
-
 /// Returns whether an error means that the segment cannot be used, rather than that the store does
 /// not answer.
 pub(crate) fn is_of_segment(kind: ErrorKind) -> bool {
@@ -363,7 +272,9 @@ mod tests {
 
     #[test]
     fn a_segment_has_one_kind_of_user() {
-        let dedup = Dedup::new(1 << 20, Planted::default());
+        let (pool_key, volume_keys) = (PoolKey::new([7; 32]), VolumeKeys::default());
+        let keys = FingerprintKeys { pool: [1; 16], pool_key, volume_keys, mask: u64::MAX };
+        let dedup = Dedup::new(1 << 20, keys, Planted::default());
         let (first, second) = (dedup.pin(5).unwrap(), dedup.pin(5).unwrap());
         drop(first);
         let victims = dedup.take_victims([4, 5, 6].into_iter());

@@ -16,15 +16,16 @@ mod duplicates;
 pub(crate) mod pack;
 pub(crate) mod write;
 
-use crate::dedup::Pin;
+use crate::dedup::{Dedup, Pin};
 use crate::fail_point;
 use crate::map::commit::CommitError;
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::ranges::RANGE_PAGES_MIN;
 use crate::map::records::AsideFile;
 use crate::map::{Change, Commit, CommitReport, SnapshotChange};
+use crate::pool::{JobParts, Metadata, Pool, Segments};
+use crate::read::Reader;
 use crate::segment_store::Leftover;
-use crate::tier::Inner;
 use block::units::{BLOCK_BYTES, SECTOR_BYTES, SECTORS_PER_BLOCK};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -33,9 +34,9 @@ use futures::{StreamExt, TryStreamExt};
 use pack::{Item, Packer, Partial, Splitter};
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use write::{SegmentWriter, Written};
+use write::{Output, SegmentWriter, Written};
 
 /// Payload gathered before it is packed, in bytes. Chosen by hand: large compared with an extent,
 /// small compared with a segment.
@@ -184,24 +185,52 @@ pub struct DestageReport {
     pub commit: CommitReport,
 }
 
-impl Inner {
+/// The job; see the module.
+pub(crate) struct Destage {
+    pub pool: Arc<Pool>,
+    pub metadata: Arc<Metadata>,
+    pub segments: Arc<Segments>,
+    pub reader: Arc<Reader>,
+    pub dedup: Arc<Dedup>,
+    pub output: Arc<Output>,
+    /// Serializes destages, in the order of the calls.
+    turn: tokio::sync::Mutex<()>,
+    /// Retries of reads that complete a partly overwritten block, after the store did not answer.
+    complete_retry_count: AtomicU64,
+}
+
+impl Destage {
+    pub(crate) fn new(parts: &JobParts, reader: &Arc<Reader>, output: &Arc<Output>) -> Destage {
+        let JobParts { pool, metadata, segments } = parts.clone();
+        Destage {
+            pool,
+            metadata,
+            segments,
+            reader: reader.clone(),
+            dedup: reader.dedup.clone(),
+            output: output.clone(),
+            turn: tokio::sync::Mutex::default(),
+            complete_retry_count: AtomicU64::new(0),
+        }
+    }
+
     /// Implements [`crate::Tier::destage`].
-    pub(crate) async fn destage<S: LogSource>(
+    pub(crate) async fn run<S: LogSource>(
         self: &Arc<Self>,
         window: Window<S::Handle>,
         source: &S,
     ) -> Result<DestageReport, DestageError> {
-        let _turn = self.destage_turn.lock().await;
+        let _turn = self.turn.lock().await;
         // Check before anything is uploaded in vain.
-        self.map.check(&*self.writer.lock().await)?;
-        if self.is_done(window.last_lsn, window.late.is_some(), self.map.destaged_lsn())? {
+        self.metadata.map.check(&*self.metadata.writer.lock().await)?;
+        if self.is_done(window.last_lsn, window.late.is_some(), self.metadata.map.destaged_lsn())? {
             return Ok(DestageReport { was_done: true, ..DestageReport::default() });
         }
         fail_point!("destage-start");
         let mut job = Job::new(self);
         // Volumes with the same key follow one another, so that they share segments.
         let mut volumes: Vec<&WindowVolume<S::Handle>> = window.volumes.iter().collect();
-        volumes.sort_by_key(|(volume, _)| self.options.volume_keys.of(*volume));
+        volumes.sort_by_key(|(volume, _)| self.pool.volume_keys.of(*volume));
         for (volume, extents) in volumes {
             let added = job.add_volume(*volume, extents, source).await;
             added.map_err(|failed| DestageError {
@@ -233,16 +262,16 @@ impl Inner {
         volume: VolumeId,
         extents: &[(u64, u64, bool)],
     ) -> Result<()> {
-        let layer = self.map.layers().current(volume);
+        let layer = self.metadata.map.layers().current(volume);
         let pages = extents.iter().flat_map(|&extent| pages_of(extent));
         let mut pages: Vec<u32> = pages.collect();
         pages.dedup();
-        self.map.check_pages(layer, pages).await?;
+        self.metadata.map.check_pages(layer, pages).await?;
         let blocks = partial_blocks(extents).into_iter().map(Ok);
         futures::stream::iter(blocks)
             .try_for_each_concurrent(CHECKS_MAX, async |index| {
                 let mut block = vec![0; BLOCK];
-                self.read(volume, index * BLOCK_BYTES, &mut block).await
+                self.reader.read(volume, index * BLOCK_BYTES, &mut block).await
             })
             .await
     }
@@ -254,24 +283,24 @@ impl Inner {
         commit: Commit,
         pins: Vec<Pin>,
     ) -> Result<CommitReport, CommitError> {
-        let inner = self.clone();
-        let task = self.background.spawn(async move {
+        let destage = self.clone();
+        let task = self.pool.background.spawn(async move {
             let _pins = pins; // until the commit is over
-            let mut writer = inner.writer.lock().await;
+            let mut writer = destage.metadata.writer.lock().await;
             let lists = commit.fingerprints.clone();
             let written: Vec<Leftover> = commit.segments.iter().map(Leftover::from).collect();
-            match inner.is_done(commit.last_lsn, commit.is_late, writer.root().destaged) {
+            match destage.is_done(commit.last_lsn, commit.is_late, writer.root().destaged) {
                 Ok(false) => {}
                 done => {
-                    inner.orphans.abandon(written);
+                    destage.segments.leftovers.abandon(written);
                     return done.map(|_| CommitReport::default()).map_err(CommitError::from);
                 }
             }
-            let committed = inner.map.commit(&mut writer, commit).await;
+            let committed = destage.metadata.map.commit(&mut writer, commit).await;
             match &committed {
-                Ok(_) => inner.dedup.add(&lists),
+                Ok(_) => destage.dedup.add(&lists),
                 // They are deleted only if the map turns out not to reference them.
-                Err(_) => inner.orphans.abandon(written),
+                Err(_) => destage.segments.leftovers.abandon(written),
             }
             committed
         });
@@ -281,7 +310,7 @@ impl Inner {
 
 /// A window that is being turned into segments.
 struct Job<'a> {
-    inner: &'a Arc<Inner>,
+    destage: &'a Arc<Destage>,
     writer: SegmentWriter,
     /// Ranges that the window unmaps.
     unmapped: Vec<Change>,
@@ -290,13 +319,13 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(inner: &'a Arc<Inner>) -> Job<'a> {
+    fn new(destage: &'a Arc<Destage>) -> Job<'a> {
         Job {
-            inner,
+            destage,
             writer: SegmentWriter::new(
-                inner,
-                inner.options.segments_in_flight_max,
-                inner.options.segment_bytes,
+                &destage.output,
+                destage.output.settings.segments_in_flight_max,
+                destage.output.settings.segment_bytes,
             ),
             unmapped: Vec::new(),
             duplicates: Duplicates::default(),
@@ -311,11 +340,11 @@ impl<'a> Job<'a> {
         source: &S,
     ) -> Result<(), DestageError> {
         check_order(volume, extents)?;
-        let key = self.inner.options.volume_keys.of(volume);
+        let key = self.destage.pool.volume_keys.of(volume);
         self.writer.set_key(key).await?;
-        let layer = self.inner.map.layers().current(volume);
-        let fingerprinter = match self.inner.options.is_dedup || self.inner.dedup.has(volume) {
-            true => self.inner.fingerprinter(key),
+        let layer = self.destage.metadata.map.layers().current(volume);
+        let fingerprinter = match self.destage.dedup.is_forced || self.destage.dedup.has(volume) {
+            true => self.destage.dedup.fingerprinter(key),
             false => None,
         };
         let search =
@@ -323,7 +352,7 @@ impl<'a> Job<'a> {
         if search.is_some() {
             self.writer.set_dedup();
         }
-        let mut packer = Packer::new(layer, self.inner.options.frame_blocks);
+        let mut packer = Packer::new(layer, self.destage.output.settings.frame_blocks);
         let mut splitter = Splitter::default();
         let mut rest = extents;
         while !rest.is_empty() {
@@ -381,7 +410,7 @@ impl<'a> Job<'a> {
         }
         if let Some((first_block, block_count)) = splitter.add(extent, payload.as_ref()) {
             self.report.zero_block_count += block_count;
-            let layer = self.inner.map.layers().current(volume);
+            let layer = self.destage.metadata.map.layers().current(volume);
             // A trim of a whole device arrives as many consecutive requests; join them into one
             // range.
             match self.unmapped.last_mut() {
@@ -409,14 +438,14 @@ impl<'a> Job<'a> {
         items: &mut Vec<Item>,
         search: Option<Search>,
     ) -> Result<()> {
-        let inner = self.inner;
+        let destage = self.destage;
         let merged = items.iter().filter(|item| matches!(item, Item::Merge(_))).count();
         self.report.merged_block_count += merged as u64;
         let mut whole = futures::stream::iter(items.drain(..))
             .map(|item| async move {
                 match item {
                     Item::Whole { first_block, bytes } => Ok((first_block, bytes)),
-                    Item::Merge(partial) => inner.complete(volume, partial).await,
+                    Item::Merge(partial) => destage.complete(volume, partial).await,
                 }
             })
             .buffered(MERGES_MAX);
@@ -455,7 +484,7 @@ impl<'a> Job<'a> {
             snapshots: window.snapshots,
             segments,
             changes,
-            next_segment: self.inner.next_segment.load(Ordering::SeqCst),
+            next_segment: self.destage.metadata.next_segment.load(Ordering::SeqCst),
             asides: window.asides,
             is_late: window.late.is_some(),
             fingerprints,
@@ -474,13 +503,13 @@ impl<'a> Job<'a> {
     }
 }
 
-impl Inner {
+impl Destage {
     /// Fills the sectors that the window lacks from the tier.
     async fn complete(&self, volume: VolumeId, partial: Partial) -> Result<(u64, Bytes)> {
         let Partial { block, mut bytes, have } = partial;
         let mut old = vec![0; BLOCK];
         let mut pause = RETRY_PAUSE_MIN;
-        while let Err(error) = self.read(volume, block * BLOCK_BYTES, &mut old).await {
+        while let Err(error) = self.reader.read(volume, block * BLOCK_BYTES, &mut old).await {
             if error.kind() != ErrorKind::Unavailable {
                 return Err(error);
             }

@@ -15,15 +15,16 @@
 //!   budget.
 
 use crate::map::clock_cache::ClockCache;
-use crate::map::database::Database;
+use crate::map::database::{Database, DatabaseOptions};
 use crate::map::history::{self, Copy};
 use crate::map::pages::{self, PAGE_BLOCKS, Run};
 use crate::map::records::SegmentRecord;
 use crate::map::snapshots::StoredCopy;
 use crate::map::{LayerId, StoredPage};
+use crate::pool::{Exclusions, Metadata, Pool, Segments};
 use crate::segment::DirectoryEntry;
-use crate::tier::Inner;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use object_store::ObjectStore;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -110,7 +111,7 @@ fn behind(volume: VolumeId, first: Lsn, last: Lsn, count: usize) -> String {
 type Entries = Option<Arc<Vec<DirectoryEntry>>>;
 
 struct Check<'a> {
-    inner: &'a Inner,
+    job: &'a Fsck,
     report: FsckReport,
     directories: ClockCache<u64, Entries>,
     /// Segments that were reclaimed since the state being checked.
@@ -128,13 +129,24 @@ struct Check<'a> {
     needing: BTreeSet<LayerId>,
 }
 
-impl Inner {
+/// The job; see the module.
+pub(crate) struct Fsck {
+    pub pool: Arc<Pool>,
+    pub metadata: Arc<Metadata>,
+    pub segments: Arc<Segments>,
+    pub exclusions: Arc<Exclusions>,
+    /// The store of the metadata, from which newer states are opened.
+    pub objects: Arc<dyn ObjectStore>,
+    pub database: DatabaseOptions,
+}
+
+impl Fsck {
     /// Implements [`crate::Tier::fsck`].
-    pub(crate) async fn fsck(&self, options: FsckOptions) -> Result<FsckReport> {
+    pub(crate) async fn run(&self, options: FsckOptions) -> Result<FsckReport> {
         // The map does not change meanwhile, so counts are compared exactly.
-        let _writer = self.writer.lock().await;
+        let _writer = self.metadata.writer.lock().await;
         let mut check = Check {
-            inner: self,
+            job: self,
             report: FsckReport::default(),
             directories: ClockCache::new(DIRECTORY_BYTES),
             gone: HashSet::new(),
@@ -145,8 +157,8 @@ impl Inner {
             left_out: HashSet::new(),
             needing: BTreeSet::new(),
         };
-        if let Some(left_out) = &*self.left_out.read() {
-            check.needing = self.map.layers().needed_by(&left_out.volumes, false);
+        if let Some(left_out) = &*self.exclusions.left_out.read() {
+            check.needing = self.metadata.map.layers().needed_by(&left_out.volumes, false);
         }
         // Check pages first: a state that no checkpoint preserves lasts only some minutes, and
         // reading all frames may take days.
@@ -174,7 +186,7 @@ async fn close_reader(db: &Database) {
 impl Check<'_> {
     /// Reports volumes for which the store alone has an older state than for the others.
     fn name_asides(&mut self) {
-        for (volume, files) in self.inner.map.asides() {
+        for (volume, files) in self.job.metadata.map.asides() {
             if let (Some(first), Some(last)) = (files.first(), files.last()) {
                 self.report.differs(|| behind(volume, first.first_lsn, last.last_lsn, files.len()));
             }
@@ -184,8 +196,8 @@ impl Check<'_> {
     /// Handles `error`: continues with a newer state of the metadata if the owner has compacted
     /// away the one being read, otherwise returns the error.
     async fn refresh(&mut self, error: Error) -> Result<()> {
-        let inner = self.inner;
-        if !inner.map.db().is_stale() {
+        let job = self.job;
+        if !job.metadata.map.db().is_stale() {
             return Err(error);
         }
         let Some(left) = self.refreshes_left.checked_sub(1) else {
@@ -195,23 +207,22 @@ impl Check<'_> {
         };
         self.refreshes_left = left;
         tracing::info!(left, "the metadata was compacted meanwhile, reading its newest state");
-        let options = &inner.options;
-        let db = Database::read_pinned(options.store.clone(), &options.database).await?;
-        let old = inner.map.db();
-        inner.map.refresh(Arc::new(db), &inner.pool_key).await?;
+        let db = Database::read_pinned(job.objects.clone(), &job.database).await?;
+        let old = job.metadata.map.db();
+        job.metadata.map.refresh(Arc::new(db), &job.pool.key).await?;
         close_reader(&old).await;
         Ok(())
     }
 
     /// Returns whether the pool's owner has reclaimed a segment since the state being checked.
     async fn is_reclaimed(&mut self, record: &SegmentRecord) -> Result<bool> {
-        let inner = self.inner;
-        if !inner.is_read_only {
+        let job = self.job;
+        if !job.pool.is_read_only {
             return Ok(false); // no other process changes the map, and this one waits for the check
         }
         let number = record.info.number.0;
         if let Some(newer) = &self.newer {
-            match inner.map.segment_in(newer, number).await {
+            match job.metadata.map.segment_in(newer, number).await {
                 Ok(found) if found.as_ref().is_none_or(|found| !found.is_of(&record.info)) => {
                     return Ok(true);
                 }
@@ -221,9 +232,8 @@ impl Check<'_> {
                 _ => {}
             }
         }
-        let newest =
-            Database::read_only(inner.options.store.clone(), &inner.options.database).await?;
-        let found = inner.map.segment_in(&newest, number).await?;
+        let newest = Database::read_only(job.objects.clone(), &job.database).await?;
+        let found = job.metadata.map.segment_in(&newest, number).await?;
         let is_gone = found.is_none_or(|found| !found.is_of(&record.info));
         if let Some(newer) = self.newer.replace(newest) {
             close_reader(&newer).await;
@@ -238,7 +248,7 @@ impl Check<'_> {
         self.stored.clear();
         self.left_out.clear();
         self.name_asides();
-        self.report.snapshot_count = self.inner.map.snapshots().iter().count() as u64;
+        self.report.snapshot_count = self.job.metadata.map.snapshots().iter().count() as u64;
         self.walk_pages().await?;
         self.walk_copies().await?;
         self.check_dedup().await?;
@@ -248,7 +258,7 @@ impl Check<'_> {
     /// Reads and verifies every segment.
     async fn verify_segments(&mut self) -> Result<()> {
         loop {
-            let segments = self.inner.map.segments_after(self.verified_until, STEP).await?;
+            let segments = self.job.metadata.map.segments_after(self.verified_until, STEP).await?;
             if segments.is_empty() {
                 return Ok(());
             }
@@ -259,7 +269,7 @@ impl Check<'_> {
                     self.verified_until = info.number.0;
                     continue;
                 }
-                match self.inner.frames.check_segment(&record.stored()).await {
+                match self.job.segments.frames.check_segment(&record.stored()).await {
                     Ok(checked) => {
                         for (at, why) in &checked.damaged {
                             self.report.differs(|| {
@@ -291,7 +301,7 @@ impl Check<'_> {
                 self.keep(record.info.number.0, None);
                 Ok(())
             }
-            ErrorKind::NotFound if self.inner.may_be_left_out(record.info.number.0) => {
+            ErrorKind::NotFound if self.job.exclusions.may_be_left_out(record.info.number.0) => {
                 // A layer that needs it is reported with its page.
                 self.left_out.insert(record.info.number.0);
                 self.keep(record.info.number.0, None);
@@ -313,13 +323,13 @@ impl Check<'_> {
         let mut after = None;
         let mut layer_seen = None;
         loop {
-            let pages = self.inner.map.pages_after(after, STEP).await?;
+            let pages = self.job.metadata.map.pages_after(after, STEP).await?;
             let Some(last) = pages.last() else { return Ok(()) };
             after = Some((last.layer, last.page));
             for page in pages {
                 if layer_seen != Some(page.layer) {
                     layer_seen = Some(page.layer);
-                    match self.inner.map.layer(page.layer).await {
+                    match self.job.metadata.map.layer(page.layer).await {
                         Ok(Some(_)) => {}
                         Ok(None) => {
                             let layer = page.layer;
@@ -344,7 +354,7 @@ impl Check<'_> {
             }
         };
         let counted = pages::counted(operands);
-        let base = self.inner.map.base_page(page.layer, page.page).await;
+        let base = self.job.metadata.map.base_page(page.layer, page.page).await;
         let base = match base {
             Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
             // Reported when that page itself is walked.
@@ -363,7 +373,7 @@ impl Check<'_> {
             self.name_run(page.layer, page.page, None, run).await?;
         }
         if page.folded.has_kept {
-            if !self.inner.map.is_noted_as_keeping(page.layer, page.page).await? {
+            if !self.job.metadata.map.is_noted_as_keeping(page.layer, page.page).await? {
                 let (layer, number) = (page.layer, page.page);
                 self.report.differs(|| {
                     format!(
@@ -399,11 +409,11 @@ impl Check<'_> {
 
     /// Checks the copies that snapshots show, and counts the blocks that they store.
     async fn walk_copies(&mut self) -> Result<()> {
-        let snapshots = self.inner.map.snapshots();
+        let snapshots = self.job.metadata.map.snapshots();
         let mut last: Option<(LayerId, u32, Copy)> = None;
         let mut after = None;
         loop {
-            let copies = self.inner.map.copies_after(after, STEP).await?;
+            let copies = self.job.metadata.map.copies_after(after, STEP).await?;
             let Some(end) = copies.last() else { break };
             after = Some((end.layer, end.page, end.until));
             for StoredCopy { layer, page, until, copy } in copies {
@@ -422,7 +432,7 @@ impl Check<'_> {
                 let before = last.as_ref().filter(is_same);
                 let before_until = before.map_or(Lsn::NONE, |(_, _, before)| before.until);
                 let is_shown = history::is_shown(&copy, before_until, snapshots.of(layer));
-                if !is_shown && !self.inner.map.is_prune_wanted(layer) {
+                if !is_shown && !self.job.metadata.map.is_prune_wanted(layer) {
                     self.report.differs(|| {
                         format!(
                             "copy {until} of page {page} of layer {layer}: no snapshot shows it"
@@ -444,7 +454,7 @@ impl Check<'_> {
     /// Counts the newest copy of a page.
     async fn end_copies(&mut self, last: Option<(LayerId, u32, Copy)>) -> Result<()> {
         let Some((layer, page, copy)) = last else { return Ok(()) };
-        match self.inner.map.stored_operands(layer, page).await {
+        match self.job.metadata.map.stored_operands(layer, page).await {
             Ok(operands) if operands.is_empty() => self.report.differs(|| {
                 format!("page {page} of layer {layer} has copies and is not there itself")
             }),
@@ -466,7 +476,7 @@ impl Check<'_> {
         next: &[Run],
     ) -> Result<()> {
         let mut runs = pages::difference(&copy.runs, next);
-        match self.inner.map.base_page(layer, page).await {
+        match self.job.metadata.map.base_page(layer, page).await {
             Ok(Some(base)) => runs = pages::difference(&runs, &base.runs),
             Ok(None) => {}
             Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
@@ -486,21 +496,23 @@ impl Check<'_> {
         }
         let entries = match self.directories.get(&number) {
             Some(entries) => entries,
-            None => match self.inner.map.find_segment(number).await? {
+            None => match self.job.metadata.map.find_segment(number).await? {
                 None => {
                     self.keep(number, None);
                     return Ok(Some(format!("segment {number} has no record")));
                 }
-                Some(record) => match self.inner.frames.read_directory(&record.stored()).await {
-                    Ok(entries) => self.keep(number, Some(entries)),
-                    Err(error) => {
-                        self.unreadable(&record, &error).await?;
-                        if self.gone.contains(&number) {
-                            return Ok(None);
+                Some(record) => {
+                    match self.job.segments.frames.read_directory(&record.stored()).await {
+                        Ok(entries) => self.keep(number, Some(entries)),
+                        Err(error) => {
+                            self.unreadable(&record, &error).await?;
+                            if self.gone.contains(&number) {
+                                return Ok(None);
+                            }
+                            None
                         }
-                        None
                     }
-                },
+                }
             },
         };
         let Some(entries) = entries else {
@@ -524,13 +536,13 @@ impl Check<'_> {
             return Ok(Some(format!("frame {frame} of segment {number} has {count} blocks")));
         }
         let block = u64::from(page) * PAGE_BLOCKS + u64::from(run.first);
-        let is_same = self.inner.map.layers().is_below(layer, LayerId(entry.layer))
+        let is_same = self.job.metadata.map.layers().is_below(layer, LayerId(entry.layer))
             && entry.first_block + u64::from(run.within) == block;
         if is_same {
             return Ok(None);
         }
         let (frame, owner, first_block) = (run.frame_index, entry.layer, entry.first_block);
-        match self.inner.map.is_referenced_back(number, layer, page).await {
+        match self.job.metadata.map.is_referenced_back(number, layer, page).await {
             Ok(true) => Ok(None),
             Ok(false) => Ok(Some(format!(
                 "frame {frame} of segment {number} was written for layer {owner}, block {first_block}, and \
@@ -543,20 +555,21 @@ impl Check<'_> {
 
     /// Returns whether a layer may reference segments that a copy of some volumes lacks on purpose.
     fn is_excused(&self, layer: LayerId) -> bool {
-        let first_new = self.inner.left_out.read().as_ref().and_then(|one| one.first_new_volume);
+        let first_new =
+            self.job.exclusions.left_out.read().as_ref().and_then(|one| one.first_new_volume);
         !self.needing.contains(&layer) && first_new.is_none_or(|first| layer.volume() < first)
     }
 
     /// Checks that the records of deduplication belong to existing segments.
     async fn check_dedup(&mut self) -> Result<()> {
-        for error in self.inner.map.damaged_found().await? {
+        for error in self.job.metadata.map.damaged_found().await? {
             self.report.differs(|| error.chain());
         }
         let mut known: Option<(u64, bool)> = None;
         for is_fingerprints in [false, true] {
             let mut last: Option<Vec<u8>> = None;
             loop {
-                let map = &self.inner.map;
+                let map = &self.job.metadata.map;
                 let found = map.dedup_keys_after(is_fingerprints, last.as_deref(), STEP).await?;
                 let Some((end, ..)) = found.last() else { break };
                 last = Some(end.clone());
@@ -566,7 +579,7 @@ impl Check<'_> {
                     }
                     let is_there = match known {
                         Some((number, is_there)) if number == segment => is_there,
-                        _ => match self.inner.map.find_segment(segment).await {
+                        _ => match self.job.metadata.map.find_segment(segment).await {
                             Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
                             found => !matches!(found, Ok(None)), // damage is reported elsewhere
                         },
@@ -586,7 +599,7 @@ impl Check<'_> {
     async fn compare_live(&mut self) -> Result<()> {
         let mut after = 0;
         loop {
-            let segments = self.inner.map.segments_after(after, STEP).await?;
+            let segments = self.job.metadata.map.segments_after(after, STEP).await?;
             let Some((last, _)) = segments.last() else { break };
             after = last.info.number.0;
             for (record, live) in segments {

@@ -6,7 +6,6 @@
 //!   depends on them.
 //! - Counting a read costs one relaxed addition and no lock.
 
-use crate::tier::Tier;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -45,12 +44,18 @@ impl Heat {
         self.counter(segment).fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Raises the count of a segment to at least `count`.
+    pub(crate) fn warm(&self, segment: u64, count: u32) {
+        self.counter(segment).fetch_max(count, Ordering::Relaxed);
+    }
+
     /// Returns the faded number of reads.
     pub(crate) fn of(&self, segment: u64) -> u32 {
         self.counter(segment).load(Ordering::Relaxed)
     }
 
-    fn fade(&self, now: Instant) {
+    /// Fades old reads.
+    pub(crate) fn fade(&self, now: Instant) {
         let mut faded = self.faded.lock();
         // Halve only once, even after a long time: otherwise recent reads would be forgotten with
         // the rest.
@@ -88,21 +93,6 @@ impl Hottest {
     pub(crate) fn into_list(mut self) -> Vec<(u64, u32)> {
         self.cut();
         self.0.into_iter().map(|(count, segment)| (segment, count)).collect()
-    }
-}
-
-impl Tier {
-    /// Raises the read counts of these segments, by number, to at least the given values, which
-    /// come from a copy or from before a restart.
-    pub fn warm(&self, segments: &[(u64, u32)]) {
-        for (segment, count) in segments {
-            self.inner.heat.counter(*segment).fetch_max(*count, Ordering::Relaxed);
-        }
-    }
-
-    /// Fades old reads. Call it once in a while.
-    pub fn fade(&self) {
-        self.inner.heat.fade(Instant::now());
     }
 }
 

@@ -24,12 +24,16 @@ pub mod fetch;
 pub mod fsck;
 mod heat;
 pub mod keys;
+mod leftovers;
 pub mod listing;
 pub mod map;
 pub mod mend;
 mod orphans;
 mod outage;
+mod places;
 mod planted;
+mod pool;
+mod read;
 pub mod reclaim;
 pub mod scrub;
 pub mod segment;
@@ -42,7 +46,7 @@ mod watched;
 pub use answer::{Answer, one_line};
 pub use copier::{
     CopiedState, Copier, CopierOptions, CopyCounts, CopyProgress, HydrateCounts, HydrateOptions,
-    HydrateProgress, Lacking, LeftOut, RestoredStore,
+    HydrateProgress, Lacking, RestoredStore,
 };
 pub use dedup::{DedupStatus, Found};
 pub use destage::{
@@ -57,6 +61,8 @@ pub use map::view::state_view;
 pub use mend::{Finding, MendSource};
 pub use orphans::SweepReport;
 pub use outage::{StoreFailure, is_store_full};
+pub use pool::{LeftOut, OwnerCheck};
+pub use read::ChangedExtent;
 pub use reclaim::{ReclaimOptions, ReclaimReport, ReclaimStatus};
 pub use scrub::Scrubbed;
-pub use tier::{ChangedExtent, Origin, OwnerCheck, Tier, TierOptions, TierStatus};
+pub use tier::{Origin, Tier, TierOptions, TierStatus};

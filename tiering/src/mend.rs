@@ -6,7 +6,7 @@
 //!   very segment. If the key of the frames was destroyed, their checksums are verified, which the
 //!   directory holds under the pool's key.
 //! - Only segments that the map references are restored, and only by the pool's owner. A segment is
-//!   held meanwhile ([`crate::orphans::Hold`]), and deleted if the map has forgotten it
+//!   held meanwhile ([`crate::leftovers::Hold`]), and deleted if the map has forgotten it
 //!   nevertheless.
 //! - A segment that no copy has intact is not changed in any way.
 //! - For readers, [`READERS_AT_ONCE`] segments are mended concurrently, and none whose mending
@@ -17,11 +17,11 @@ mod sources;
 
 pub use sources::MendSource;
 
-use crate::copier::places::lend;
 use crate::outage::public_text;
+use crate::places::lend;
+use crate::pool::{JobParts, Metadata, Pool, Segments};
 use crate::segment::{SegmentInfo, StoredSegment};
 use crate::segment_store::Leftover;
-use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use sources::{HEDGE, Source};
@@ -46,9 +46,23 @@ const READERS_AT_ONCE: usize = 2;
 /// forgotten.
 const TRIED_MAX: usize = 4096;
 
-/// The copies to mend from, and the results so far.
-#[derive(Debug)]
-pub(crate) struct Mending {
+/// Jobs that leave damaged segments alone.
+pub(crate) trait SegmentMarks: Send + Sync {
+    /// Marks a segment as damaged, missing or unreadable.
+    fn note_bad(&self, number: u64);
+
+    /// Removes the mark of a segment that is intact again.
+    fn note_well(&self, number: u64);
+}
+
+/// The job, with the copies to mend from and the results so far; see the module.
+pub(crate) struct Repair {
+    pool: Arc<Pool>,
+    metadata: Arc<Metadata>,
+    segments: Arc<Segments>,
+    marks: Arc<dyn SegmentMarks>,
+    /// Limits the objects that are being sent to copies or brought back.
+    places: Arc<Semaphore>,
     sources: Mutex<Arc<[Arc<Source>]>>,
     /// Time until which the copies are not asked again for a reader, by segment.
     tried: Mutex<HashMap<u64, Instant>>,
@@ -58,9 +72,19 @@ pub(crate) struct Mending {
     mended_count: AtomicU64,
 }
 
-impl Default for Mending {
-    fn default() -> Mending {
-        Mending {
+impl Repair {
+    pub(crate) fn new(
+        parts: &JobParts,
+        marks: Arc<dyn SegmentMarks>,
+        places: Arc<Semaphore>,
+    ) -> Repair {
+        let JobParts { pool, metadata, segments } = parts.clone();
+        Repair {
+            pool,
+            metadata,
+            segments,
+            marks,
+            places,
             sources: Mutex::default(),
             tried: Mutex::default(),
             readers: Semaphore::new(READERS_AT_ONCE),
@@ -94,10 +118,17 @@ pub enum Finding {
     Gone,
 }
 
-impl Mending {
+impl Repair {
     /// Returns the number of segments restored since the start.
     pub(crate) fn mended_count(&self) -> u64 {
         self.mended_count.load(Ordering::Relaxed)
+    }
+
+    /// Implements [`crate::Tier::set_mend_sources`].
+    pub(crate) fn set_sources(&self, sources: Vec<MendSource>) {
+        let sources = sources.into_iter().map(|source| Arc::new(Source::new(source)));
+        *self.sources.lock() = sources.collect();
+        self.tried.lock().clear();
     }
 
     fn sources(&self) -> Arc<[Arc<Source>]> {
@@ -129,23 +160,13 @@ impl Mending {
     }
 }
 
-impl Tier {
-    /// Sets the copies, in order of preference, from which damaged and missing segments of the
-    /// pool's store are restored.
-    pub fn set_mend_sources(&self, sources: Vec<MendSource>) {
-        let sources = sources.into_iter().map(|source| Arc::new(Source::new(source)));
-        *self.inner.mending.sources.lock() = sources.collect();
-        self.inner.mending.tried.lock().clear();
-    }
-}
-
 /// Returns whether the error means that the data cannot be read, however often it is retried.
 pub(crate) fn is_lost(error: &Error) -> bool {
     use ErrorKind::{Corrupt, NotFound, Unreadable, Unsupported};
     matches!(error.kind(), Corrupt | NotFound | Unreadable | Unsupported)
 }
 
-impl Inner {
+impl Repair {
     /// Reads a whole segment, bypassing every cache, and restores it if it is damaged, missing or
     /// unreadable. Holds one segment in memory, within the limit for objects in transit to copies.
     ///
@@ -153,10 +174,10 @@ impl Inner {
     /// `Unavailable` when the pool's store does not answer, or the metadata database is being
     /// reopened; `Fenced` when another process owns the pool.
     pub(crate) async fn heal(&self, segment: &StoredSegment) -> Result<Finding> {
-        lend(&self.copy_places, self.heal_now(segment)).await
+        lend(&self.places, self.heal_now(segment)).await
     }
 
-    /// Like [`Inner::heal`], for a caller that holds a permit already.
+    /// Like [`Repair::heal`], for a caller that holds a permit already.
     pub(crate) async fn heal_now(&self, segment: &StoredSegment) -> Result<Finding> {
         match self.look_at_own(segment).await? {
             Ok(found) => Ok(found),
@@ -164,7 +185,7 @@ impl Inner {
         }
     }
 
-    /// Like [`Inner::heal`], for a reader whose data was found unreadable: it does not wait for a
+    /// Like [`Repair::heal`], for a reader whose data was found unreadable: it does not wait for a
     /// store that hangs.
     async fn heal_for_reader(&self, segment: &StoredSegment) -> Result<Finding> {
         let looked = tokio::time::timeout(HEDGE, self.look_at_own(segment)).await;
@@ -177,11 +198,10 @@ impl Inner {
     /// Determines the state of a segment in the pool's store, or the reason to mend it.
     async fn look_at_own(&self, segment: &StoredSegment) -> Result<Result<Finding, String>> {
         let info = &segment.info;
-        let why = match self.frames.check_segment(segment).await {
+        let why = match self.segments.frames.check_segment(segment).await {
             Ok(report) => match report.damage() {
                 None => {
-                    self.reclaim.note_well(info.number.0);
-                    self.dedup.note_well(info.number.0);
+                    self.marks.note_well(info.number.0);
                     let frame_count = report.directory.entries.len() as u64;
                     return Ok(Ok(Finding::Whole { frame_count }));
                 }
@@ -191,7 +211,7 @@ impl Inner {
             Err(error) => return Err(error),
         };
         // Until it is restored.
-        self.dedup.note_bad(info.number.0);
+        self.marks.note_bad(info.number.0);
         Ok(Err(why))
     }
 
@@ -204,11 +224,11 @@ impl Inner {
         patience: Option<Duration>,
     ) -> Result<Finding> {
         let info = &segment.info;
-        let planted = self.options.planted;
+        let planted = self.pool.planted;
         // The order matters: even if the segment is forgotten from now on, its object is not
         // deleted before mending is done.
-        let hold = (!planted.mend_unheld).then(|| self.orphans.hold_one(info.number));
-        if !self.is_named(info.number, info.id).await? {
+        let hold = (!planted.mend_unheld).then(|| self.segments.leftovers.hold_one(info.number));
+        if !self.metadata.is_named(info.number, info.id).await? {
             return Ok(Finding::Gone);
         }
         let (object, source) = match self.fetch_from_sources(info).await {
@@ -218,21 +238,21 @@ impl Inner {
                 return Ok(Finding::Bad { why: said.join("; ") });
             }
         };
-        self.check_owner().await?;
+        self.pool.check_owner().await?;
         // A failed write of this segment must not prevent the check of others.
-        if let Err(cause) = self.segments.replace(segment, object).await {
+        if let Err(cause) = self.segments.store.replace(segment, object).await {
             let cause = public_text(&cause);
             let why =
                 format!("{why}; the copy {source} has it, but it could not be put back: {cause}");
             return Ok(Finding::Bad { why });
         }
-        self.frames.store().set_stale(info);
-        if !planted.mend_unheld && !self.is_named(info.number, info.id).await? {
-            self.orphans.abandon([Leftover::from(segment)]);
+        self.segments.frames.store().set_stale(info);
+        if !planted.mend_unheld && !self.metadata.is_named(info.number, info.id).await? {
+            self.segments.leftovers.abandon([Leftover::from(segment)]);
             return Ok(Finding::Gone);
         }
         drop(hold);
-        let checked = self.frames.check_segment(segment);
+        let checked = self.segments.frames.check_segment(segment);
         let checked = match patience {
             None => checked.await,
             Some(patience) => match tokio::time::timeout(patience, checked).await {
@@ -252,9 +272,8 @@ impl Inner {
             }
             Err(error) => return Err(error),
         }
-        self.reclaim.note_well(info.number.0);
-        self.dedup.note_well(info.number.0);
-        self.mending.mended_count.fetch_add(1, Ordering::Relaxed);
+        self.marks.note_well(info.number.0);
+        self.mended_count.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
             object = %info.name(), why, copy = source,
             "a segment was damaged or missing in the pool's store, and was put back from a copy"
@@ -269,20 +288,19 @@ impl Inner {
             let mut is_mended = false;
             for segment in lacking {
                 let info = &segment.info;
-                let _turn = self.mending.turn(info.number.0).await;
-                if self.mending.was_tried(info.number.0) {
+                let _turn = self.turn(info.number.0).await;
+                if self.was_tried(info.number.0) {
                     continue;
                 }
-                let _place = self.mending.readers.acquire().await;
-                match lend(&self.copy_places, self.heal_for_reader(segment)).await {
+                let _place = self.readers.acquire().await;
+                match lend(&self.places, self.heal_for_reader(segment)).await {
                     // Another task has restored it meanwhile, or the transfer was bad.
                     Ok(Finding::Whole { .. } | Finding::Mended { .. } | Finding::Gone) => {
                         is_mended = true;
                     }
                     Ok(Finding::Bad { why }) => {
-                        let are_well =
-                            self.mending.sources().iter().all(|source| !source.is_failing());
-                        self.mending.note_tried(info.number.0, are_well);
+                        let are_well = self.sources().iter().all(|source| !source.is_failing());
+                        self.note_tried(info.number.0, are_well);
                         tracing::error!(
                             object = %info.object_path(), why,
                             "a segment is damaged or missing, and no copy of the pool has it whole"
@@ -301,6 +319,6 @@ impl Inner {
     /// Returns whether mending would be in vain: there are no copies, or this segment was tried
     /// recently.
     pub(crate) fn is_mending_vain(&self, info: &SegmentInfo) -> bool {
-        self.mending.sources().is_empty() || self.mending.was_tried(info.number.0)
+        self.sources().is_empty() || self.was_tried(info.number.0)
     }
 }

@@ -25,15 +25,17 @@ mod referenced;
 mod rewrite;
 mod victims;
 
+use crate::dedup::Dedup;
+use crate::destage::write::Output;
 use crate::fail_point;
 use crate::map::records::SegmentRecord;
 use crate::map::space::{self, Space};
 use crate::map::{LayerId, Placed};
+use crate::pool::{Exclusions, JobParts, Metadata, Pool, Segments};
 use crate::segment::BLOCK_COUNT_MAX;
-use crate::tier::Inner;
 use block::conditions::Report;
 use block::units::BLOCK_BYTES;
-use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
+use block::{ConditionKind, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use recount::{Recount, Recounted};
 use std::collections::{HashMap, HashSet};
@@ -177,18 +179,38 @@ struct State {
     recounted: HashMap<u64, Recounted>,
 }
 
-/// Reclaim of a tier.
-#[derive(Debug, Default)]
+/// The job; see the module.
 pub(crate) struct Reclaim {
+    pool: Arc<Pool>,
+    metadata: Arc<Metadata>,
+    segments: Arc<Segments>,
+    exclusions: Arc<Exclusions>,
+    dedup: Arc<Dedup>,
+    output: Arc<Output>,
     turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     counters: Counters,
-    conditions: Conditions,
 }
 
 impl Reclaim {
-    pub(crate) fn new(conditions: Conditions) -> Reclaim {
-        Reclaim { conditions, ..Reclaim::default() }
+    pub(crate) fn new(
+        parts: &JobParts,
+        exclusions: &Arc<Exclusions>,
+        dedup: &Arc<Dedup>,
+        output: &Arc<Output>,
+    ) -> Reclaim {
+        let JobParts { pool, metadata, segments } = parts.clone();
+        Reclaim {
+            pool,
+            metadata,
+            segments,
+            exclusions: exclusions.clone(),
+            dedup: dedup.clone(),
+            output: output.clone(),
+            turn: tokio::sync::Mutex::default(),
+            state: Mutex::default(),
+            counters: Counters::default(),
+        }
     }
 
     /// Takes the best victim. `may_be_well` says of a stuck segment that counts as dead now whether
@@ -240,7 +262,7 @@ impl Reclaim {
                 "`spindle fsck` says what is wrong",
             )
         });
-        self.conditions.set(ConditionKind::ReclaimBlocked, "pool", report);
+        self.pool.conditions.set(ConditionKind::ReclaimBlocked, "pool", report);
     }
 
     /// Makes a pass due at once, as if the pause were over.
@@ -261,37 +283,34 @@ struct Live {
     from: Placed,
 }
 
-impl Inner {
+impl Reclaim {
     /// Implements [`crate::Tier::reclaim_status`].
-    pub(crate) fn reclaim_status(&self) -> ReclaimStatus {
-        let counters = &self.reclaim.counters;
+    pub(crate) fn status(&self) -> ReclaimStatus {
+        let counters = &self.counters;
         ReclaimStatus {
-            space: self.map.space.get(),
+            space: self.metadata.map.space.get(),
             forgotten_count: counters.forgotten_count.load(Ordering::Relaxed),
             forgotten_bytes: counters.forgotten_bytes.load(Ordering::Relaxed),
             moved_block_count: counters.moved_block_count.load(Ordering::Relaxed),
             written_bytes: counters.written_bytes.load(Ordering::Relaxed),
             stuck_count: {
-                let state = self.reclaim.state.lock();
+                let state = self.state.lock();
                 (state.stuck.len() + state.unreadable.len()) as u64
             },
-            held_count: self.orphans.held_count() as u64,
+            held_count: self.segments.leftovers.held_count() as u64,
         }
     }
 
     /// Implements [`crate::Tier::reclaim_step`].
-    pub(crate) async fn reclaim_step(
-        self: &Arc<Self>,
-        options: ReclaimOptions,
-    ) -> Result<ReclaimReport> {
-        let _turn = self.reclaim.turn.lock().await;
+    pub(crate) async fn step(self: &Arc<Self>, options: ReclaimOptions) -> Result<ReclaimReport> {
+        let _turn = self.turn.lock().await;
         let next_segment = {
-            let writer = self.writer.lock().await;
-            self.map.check(&writer)?;
+            let writer = self.metadata.writer.lock().await;
+            self.metadata.map.check(&writer)?;
             writer.root().next_segment
         };
         let idle = ReclaimReport { is_idle: true, ..ReclaimReport::default() };
-        if self.orphans.abandoned_count() > DELETIONS_MAX {
+        if self.segments.leftovers.abandoned_count() > DELETIONS_MAX {
             return Ok(idle);
         }
         if self.is_pass_due() {
@@ -305,19 +324,19 @@ impl Inner {
         };
         if done.is_err() {
             // The chosen victims are no longer nominated.
-            self.reclaim.state.lock().is_pass_wanted = true;
+            self.state.lock().is_pass_wanted = true;
         }
         done
     }
 
     fn is_pass_due(&self) -> bool {
-        let state = self.reclaim.state.lock();
-        if state.pass.is_some() || self.map.space.get().is_none() {
+        let state = self.state.lock();
+        if state.pass.is_some() || self.metadata.map.space.get().is_none() {
             return true;
         }
         let since = state.pass_ended.map_or(Duration::MAX, |ended| ended.elapsed());
-        let lost = self.map.space.lost_block_count();
-        let segment_blocks = (self.options.segment_bytes as u64 / BLOCK_BYTES).max(1);
+        let lost = self.metadata.map.space.lost_block_count();
+        let segment_blocks = (self.output.settings.segment_bytes as u64 / BLOCK_BYTES).max(1);
         let is_worth_it = state.is_pass_wanted || lost >= segment_blocks;
         let pause = match state.victims.is_empty() && is_worth_it {
             true => PASS_PAUSE,
@@ -330,19 +349,19 @@ impl Inner {
     /// Examines some more segments.
     async fn pass_step(&self, next_segment: u64) -> Result<()> {
         let last = {
-            let mut state = self.reclaim.state.lock();
+            let mut state = self.state.lock();
             if state.pass.is_none() {
-                self.map.space.begin_pass();
+                self.metadata.map.space.begin_pass();
                 state.pass = Some(Pass::default());
                 state.pass_begun = Some(Instant::now());
                 state.is_pass_wanted = false;
             }
             state.pass.as_ref().map_or(0, |pass| pass.last)
         };
-        let (found, next) = self.map.live_after(last, PASS_STEP).await?;
-        let mut state = self.reclaim.state.lock();
+        let (found, next) = self.metadata.map.live_after(last, PASS_STEP).await?;
+        let mut state = self.state.lock();
         let Some(mut pass) = state.pass.take() else { return Ok(()) };
-        let has_dedup = self.map.has_dedup();
+        let has_dedup = self.metadata.map.has_dedup();
         for (record, live) in &found {
             let number = record.info.number.0;
             let places = state.live_places(number, *live);
@@ -357,7 +376,7 @@ impl Inner {
             state.pass = Some(pass);
             return Ok(());
         }
-        self.map.space.end_pass(pass.space);
+        self.metadata.map.space.end_pass(pass.space);
         state.crowded = pass.end_crowded();
         state.victims = pass.end(next_segment);
         state.is_pass_wanted |= pass.has_more;
@@ -374,13 +393,13 @@ impl Inner {
     ) -> Result<Vec<Victim>> {
         // Bytes that are stored beyond the given percentage of the live bytes.
         let excess = |percent: u64| {
-            let space = self.map.space.get().unwrap_or_default();
+            let space = self.metadata.map.space.get().unwrap_or_default();
             let allowed = u128::from(space.live_bytes) * u128::from(percent) / 100;
             space.object_bytes.saturating_sub(u64::try_from(allowed).unwrap_or(u64::MAX))
         };
-        let is_urgent = self.is_urgent.load(Ordering::Relaxed);
+        let is_urgent = self.output.is_urgent.load(Ordering::Relaxed);
         let is_paused = {
-            let state = self.reclaim.state.lock();
+            let state = self.state.lock();
             state.rewrite_not_before.is_some_and(|until| Instant::now() < until)
         };
         let may_rewrite = !is_paused
@@ -391,14 +410,15 @@ impl Inner {
         // The segment was missing on purpose, or its volumes were dropped together with their key.
         let may_be_well = |record: &SegmentRecord| {
             let info = &record.info;
-            self.may_be_left_out(info.number.0) || !self.options.volume_keys.has(info.key)
+            self.exclusions.may_be_left_out(info.number.0) || !self.pool.volume_keys.has(info.key)
         };
-        let is_unreadable = |record: &SegmentRecord| self.frames.store().is_judged(&record.info);
-        while let Some(victim) = self.reclaim.next_victim(may_be_well, is_unreadable) {
+        let is_unreadable =
+            |record: &SegmentRecord| self.segments.frames.store().is_judged(&record.info);
+        while let Some(victim) = self.next_victim(may_be_well, is_unreadable) {
             let number = victim.record.info.number.0;
             // The count may have changed since the pass.
-            let live = self.map.live_blocks(number).await?;
-            let live = self.reclaim.state.lock().live_places(number, live);
+            let live = self.metadata.map.live_blocks(number).await?;
+            let live = self.state.lock().live_places(number, live);
             let victim = Victim { live, ..victim };
             let is_dead = live == 0;
             let has_dead = chosen.first().is_some_and(|first: &Victim| first.live == 0);
@@ -413,7 +433,7 @@ impl Inner {
             };
             let is_other = !chosen.is_empty() && (is_full || has_dead != is_dead);
             if is_other || (!is_dead && !may_rewrite) {
-                self.reclaim.state.lock().victims.push(victim);
+                self.state.lock().victims.push(victim);
                 break;
             }
             if worth(&victim.record, live, next_segment).is_some() {
@@ -435,16 +455,16 @@ impl Inner {
         let count = victims.len();
         victims.retain(|victim| taken.has(victim.record.info.number.0));
         if victims.len() < count {
-            self.reclaim.state.lock().is_pass_wanted = true;
+            self.state.lock().is_pass_wanted = true;
         }
         // Lookups in the map become invalid when its database is reopened: a commit that was
         // visible may be undone by that.
-        let seen = self.map.db();
-        let snapshots = self.map.snapshots();
+        let seen = self.metadata.map.db();
+        let snapshots = self.metadata.map.snapshots();
         let rewritten =
             tokio::time::timeout(REWRITE_TIME_MAX, self.rewrite_victims(&victims)).await;
         let rewritten = rewritten.unwrap_or_else(|_| {
-            let mut state = self.reclaim.state.lock();
+            let mut state = self.state.lock();
             state.rewrite_not_before = Some(Instant::now() + REWRITE_PAUSE);
             if let Some(number) = state.looking.take() {
                 // Do not start with the same segment again.
@@ -476,7 +496,7 @@ impl Inner {
         // If pages were overtaken, a range may hide references now, and these are subtracted only
         // when the range is folded. A snapshot that was made meanwhile shows blocks that were
         // overwritten since.
-        if done.overtaken_block_count == 0 && snapshots.is_same(&self.map.snapshots()) {
+        if done.overtaken_block_count == 0 && snapshots.is_same(&self.metadata.map.snapshots()) {
             let is_left = |record: &&SegmentRecord| {
                 !done.forgotten.iter().any(|one| one.is_of(&record.info))
                     && !is_by_place.contains(&record.info.number.0)
@@ -492,9 +512,9 @@ impl Inner {
         let sizes = done.forgotten.iter().map(|record| u64::from(record.info.object_bytes));
         report.forgotten_bytes = sizes.sum();
         for record in &done.forgotten {
-            self.reclaim.note_well(record.info.number.0);
+            self.note_well(record.info.number.0);
         }
-        let counters = &self.reclaim.counters;
+        let counters = &self.counters;
         counters.forgotten_count.fetch_add(report.forgotten_count, Ordering::Relaxed);
         counters.forgotten_bytes.fetch_add(report.forgotten_bytes, Ordering::Relaxed);
         counters.moved_block_count.fetch_add(report.moved_block_count, Ordering::Relaxed);
@@ -507,7 +527,7 @@ impl Inner {
     /// with the error.
     fn leave_alone(&self, record: &SegmentRecord, error: Error) -> Result<()> {
         if error.kind() == ErrorKind::Unreadable {
-            let mut state = self.reclaim.state.lock();
+            let mut state = self.state.lock();
             if state.unreadable.len() < STUCK_MAX {
                 state.unreadable.insert(record.info.number.0);
             }
@@ -519,11 +539,11 @@ impl Inner {
         ) {
             return Err(error);
         }
-        let mut state = self.reclaim.state.lock();
+        let mut state = self.state.lock();
         let is_known = state.stuck.contains(&record.info.number.0);
         if state.stuck.len() < STUCK_MAX && state.stuck.insert(record.info.number.0) {
             state.stuck_why = format!("segment {}: {}", record.info.number.0, error.chain());
-            self.reclaim.show_stuck(&state);
+            self.show_stuck(&state);
         }
         drop(state);
         if !is_known {

@@ -30,12 +30,12 @@ impl Tier {
     /// pool: no segment was skipped then. A segment whose record does not open is skipped and
     /// logged.
     pub async fn scrub_next(&self, last: u64) -> Result<Option<Scrubbed>> {
-        self.inner.check_writable()?;
+        self.parts.pool.check_writable()?;
         let mut last = last;
         loop {
-            let (found, next) = self.inner.map.live_after(last, 1).await?;
+            let (found, next) = self.parts.metadata.map.live_after(last, 1).await?;
             if let Some((record, _)) = found.first() {
-                let finding = self.inner.heal(&record.stored()).await?;
+                let finding = self.parts.jobs.repair.heal(&record.stored()).await?;
                 return Ok(Some(Scrubbed { info: record.info, finding }));
             }
             let Some(next) = next else { return Ok(None) };
@@ -51,6 +51,6 @@ impl Tier {
     /// it.
     #[must_use]
     pub fn next_segment(&self) -> u64 {
-        self.inner.next_segment.load(std::sync::atomic::Ordering::SeqCst)
+        self.parts.metadata.next_segment.load(std::sync::atomic::Ordering::SeqCst)
     }
 }

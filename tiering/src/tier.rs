@@ -8,86 +8,51 @@
 //! - Bytes that fail verification are never returned as data. They cause an error that names
 //!   volume, offset, segment and frame.
 
+mod copies;
+mod dedup;
 mod hints;
 mod keep;
 mod layers;
+mod marks;
 mod opening;
 mod peers;
-mod read;
 
-use crate::copier::{LeftOut, RestoredStore};
+use crate::copier::hydrate::Hydrator;
+use crate::copier::{CopySource, RestoredStore};
 use crate::dedup::Dedup;
-use crate::destage::buffers::Buffers;
-use crate::destage::{DestageError, DestageReport, LogSource, Window};
-use crate::fetch::{Access, Frames, FramesOptions, FramesStatus};
-use crate::fsck::{FsckOptions, FsckReport};
-use crate::heat::Heat;
+use crate::destage::write::Output;
+use crate::destage::{Destage, DestageError, DestageReport, LogSource, Window};
+use crate::fetch::{Access, FramesOptions, FramesStatus};
+use crate::fsck::{Fsck, FsckOptions, FsckReport};
 use crate::keys::{KeyId, VolumeKeys};
 use crate::map::database::DatabaseOptions;
-use crate::map::pages::PAGE_BLOCKS;
 use crate::map::records::AsideFile;
-use crate::map::{
-    FoldReport, Health, LayerId, Map, MapOptions, MapStatus, PromoteReport, PruneReport, Writer,
-};
-use crate::mend::Mending;
-use crate::orphans::{Orphans, SweepReport};
-use crate::outage::{Outage, StoreFailure};
+use crate::map::{FoldReport, Health, LayerId, MapOptions, MapStatus, PromoteReport, PruneReport};
+use crate::mend::Repair;
+use crate::orphans::{SweepReport, Sweeper};
+use crate::outage::StoreFailure;
 use crate::planted::Planted;
+use crate::pool::{Exclusions, LeftOut, Metadata, OwnerCheck, Pool, Segments};
+use crate::read::{ChangedExtent, Reader};
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
-use crate::segment_store::SegmentStore;
-use crate::watched::Watched;
 use block::seal::{Algorithm, PoolKey};
-use block::units::BLOCK_BYTES;
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use hints::Prefetch;
+use keep::Keeper;
 use object_store::ObjectStore;
 use opening::Purpose;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
-
-/// Bytes of address space of one map page.
-const PAGE_BYTES: u64 = PAGE_BLOCKS * BLOCK_BYTES;
-
-/// Maximum number of frames that one read fetches concurrently. Bounds the memory that a large read
-/// holds besides its buffer.
-const FRAMES_AT_ONCE: usize = 64;
-
-/// Maximum number of pages that one allocation query examines. A query over more pages is answered
-/// for a shorter range.
-const ALLOCATION_PAGES_MAX: usize = 4096;
 
 /// Maximum number of layers that one step forgets. Chosen by hand: each costs one commit.
 const LAYERS_AT_ONCE: u64 = 64;
 /// Longest wait for the store when closing. Chosen by hand: nothing is lost by giving up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Asks the authority that grants ownership of the pool whether this process still owns it.
-#[derive(Clone)]
-pub struct OwnerCheck(Arc<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>);
-
-impl OwnerCheck {
-    /// `check` returns `Fenced` when another owner has taken the pool, and any other error when the
-    /// owner is unknown. A new owner must be visible to `check` before it opens the tier.
-    pub fn new(check: impl Fn() -> BoxFuture<'static, Result<()>> + Send + Sync + 'static) -> Self {
-        OwnerCheck(Arc::new(check))
-    }
-
-    pub(crate) async fn ask(&self) -> Result<()> {
-        (self.0)().await
-    }
-}
-
-impl std::fmt::Debug for OwnerCheck {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("OwnerCheck")
-    }
-}
 
 /// Options for opening a tier.
 #[derive(Clone, Debug)]
@@ -208,17 +173,6 @@ pub struct TierStatus {
     pub hint_dropped_count: u64,
 }
 
-/// A range of a volume that differs between two snapshots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChangedExtent {
-    /// Offset of the range, in bytes.
-    pub offset: u64,
-    /// Length of the range, never 0.
-    pub length_bytes: u64,
-    /// The later snapshot has no data here, so the range reads as zeroes.
-    pub is_hole: bool,
-}
-
 /// The source that a volume was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
@@ -236,46 +190,32 @@ pub struct Origin {
 /// task at any time.
 #[derive(Clone)]
 pub struct Tier {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) parts: Arc<Parts>,
 }
 
-pub(crate) struct Inner {
-    pub(crate) options: TierOptions,
-    /// See [`TierOptions::left_out`] and [`Tier::set_left_out`].
-    pub(crate) left_out: parking_lot::RwLock<Option<LeftOut>>,
-    pub(crate) store: Arc<dyn ObjectStore>,
-    pub(crate) segments: Arc<dyn SegmentStore>,
-    /// The same store, for the metadata database.
-    pub(crate) watched: Arc<Watched>,
-    pub(crate) pool_key: PoolKey,
-    pub(crate) map: Map,
-    pub(crate) frames: Frames,
-    pub(crate) orphans: Orphans,
-    pub(crate) reclaim: Reclaim,
-    pub(crate) dedup: Dedup,
-    pub(crate) heat: Heat,
-    pub(crate) mending: Mending,
-    pub(crate) background: Handle,
-    pub(crate) buffers: Arc<Buffers>,
-    /// Serializes destages, in the order of the calls.
-    pub(crate) destage_turn: tokio::sync::Mutex<()>,
-    pub(crate) writer: tokio::sync::Mutex<Writer>,
-    pub(crate) is_read_only: bool,
-    opened_at_commit: u64,
-    pub(crate) next_segment: AtomicU64,
-    pub(crate) upload_retry_count: AtomicU64,
-    /// Retries of reads that complete a partly overwritten block, after the store did not answer.
-    pub(crate) complete_retry_count: AtomicU64,
-    pub(crate) uploads: Outage,
-    /// See [`Tier::set_urgent`].
-    pub(crate) is_urgent: AtomicBool,
-    pub(crate) reopen_count: AtomicU64,
-    /// Limits the objects that are being sent to copies or brought back: see [`crate::copier`] and
-    /// [`crate::mend`].
-    pub(crate) copy_places: Arc<Semaphore>,
-    prefetch_places: Arc<Semaphore>,
-    read_ahead_places: Arc<Semaphore>,
-    hint_dropped_count: AtomicU64,
+/// The parts of a tier: what its jobs share, and the jobs.
+pub(crate) struct Parts {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) metadata: Arc<Metadata>,
+    pub(crate) segments: Arc<Segments>,
+    pub(crate) exclusions: Arc<Exclusions>,
+    pub(crate) dedup: Arc<Dedup>,
+    pub(crate) jobs: Jobs,
+}
+
+/// The jobs of a tier.
+pub(crate) struct Jobs {
+    pub(crate) reader: Arc<Reader>,
+    pub(crate) repair: Arc<Repair>,
+    pub(crate) output: Arc<Output>,
+    pub(crate) destage: Arc<Destage>,
+    pub(crate) reclaim: Arc<Reclaim>,
+    pub(crate) sweeper: Sweeper,
+    pub(crate) fsck: Fsck,
+    pub(crate) copies: CopySource,
+    pub(crate) hydrator: Hydrator,
+    pub(crate) prefetch: Prefetch,
+    pub(crate) keeper: Arc<Keeper>,
 }
 
 impl Tier {
@@ -292,26 +232,26 @@ impl Tier {
     /// Returns the keys of volumes that are present now.
     #[must_use]
     pub fn volume_keys(&self) -> &VolumeKeys {
-        &self.inner.options.volume_keys
+        &self.parts.pool.volume_keys
     }
 
     /// Returns the registry of lasting conditions, for the data tier and the components that use
     /// it.
     #[must_use]
     pub fn conditions(&self) -> &block::Conditions {
-        &self.inner.options.conditions
+        &self.parts.pool.conditions
     }
 
     /// Returns the number of commits that the metadata contained when it was opened.
     #[must_use]
     pub fn opened_at_commit(&self) -> u64 {
-        self.inner.opened_at_commit
+        self.parts.metadata.opened_at_commit
     }
 
     /// Discards a destroyed key of volumes. Data sealed with it can no longer be read.
     pub fn forget_key(&self, key: KeyId) {
-        self.inner.options.volume_keys.remove(key);
-        self.inner.frames.forget_keys();
+        self.parts.pool.volume_keys.remove(key);
+        self.parts.segments.frames.forget_keys();
     }
 
     /// Opens the tier in its present state without fencing its owner, for checks and copies, which
@@ -337,20 +277,20 @@ impl Tier {
     /// Returns the runtime of background work.
     #[must_use]
     pub fn background(&self) -> &Handle {
-        &self.inner.background
+        &self.parts.pool.background
     }
 
     /// Returns the LSN up to which every entry of the log is durable in the tier. A log that was
     /// trimmed beyond this LSN belongs to another state of the bucket.
     #[must_use]
     pub fn destaged_lsn(&self) -> Lsn {
-        self.inner.map.destaged_lsn()
+        self.parts.metadata.map.destaged_lsn()
     }
 
     /// Returns the newest destaged record of every volume, by id.
     #[must_use]
     pub fn volume_records(&self) -> Vec<(VolumeId, Bytes)> {
-        self.inner.map.volume_records()
+        self.parts.metadata.map.volume_records()
     }
 
     /// Fills `buf` with the bytes at `offset`. Ranges that were never written, or were trimmed,
@@ -360,11 +300,11 @@ impl Tier {
     /// `Corrupt`, naming volume, offset, segment and frame; `Unavailable` when the store does not
     /// answer; `Invalid` beyond the largest volume.
     pub async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let advice = self.inner.frames.on_read(volume, offset, buf.len() as u64);
+        let advice = self.parts.segments.frames.on_read(volume, offset, buf.len() as u64);
         if let Some(ahead) = advice.ahead {
-            self.read_ahead(volume, ahead, &self.inner.read_ahead_places);
+            self.parts.jobs.prefetch.read_ahead(volume, ahead);
         }
-        self.inner.read_with(volume, None, offset, buf, advice.access).await
+        self.parts.jobs.reader.read_with(volume, None, offset, buf, advice.access).await
     }
 
     /// Like [`Tier::read`], but reads the volume's snapshot at `at`. It works before the snapshot
@@ -380,7 +320,7 @@ impl Tier {
         offset: u64,
         buf: &mut [u8],
     ) -> Result<()> {
-        self.inner.read_with(volume, Some(at), offset, buf, Access::Random).await
+        self.parts.jobs.reader.read_with(volume, Some(at), offset, buf, Access::Random).await
     }
 
     /// Like [`Tier::allocation`], but for a snapshot.
@@ -395,7 +335,8 @@ impl Tier {
         extent_count_max: usize,
     ) -> Result<Vec<AllocationExtent>> {
         let range = (offset, length);
-        let found = self.inner.allocation(volume, Some(at), range, extent_count_max).await;
+        let found =
+            self.parts.jobs.reader.allocation(volume, Some(at), range, extent_count_max).await;
         found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
     }
 
@@ -413,7 +354,8 @@ impl Tier {
         range: Range<u64>,
         count_max: usize,
     ) -> Result<(Vec<ChangedExtent>, Option<u64>)> {
-        let found = self.inner.differences(volume, (older, newer), range, count_max).await;
+        let found =
+            self.parts.jobs.reader.differences(volume, (older, newer), range, count_max).await;
         found.map_err(|error| error.context(format!("compare snapshots of volume {volume}")))
     }
 
@@ -421,7 +363,7 @@ impl Tier {
     /// of each.
     #[must_use]
     pub fn snapshots(&self) -> Vec<(VolumeId, Lsn, Bytes)> {
-        let list = self.inner.map.snapshots();
+        let list = self.parts.metadata.map.snapshots();
         let of = |((layer, lsn), record): ((LayerId, Lsn), &Bytes)| {
             (layer.volume(), lsn, record.clone())
         };
@@ -435,7 +377,7 @@ impl Tier {
     /// # Errors
     /// Those of [`Tier::read`].
     pub async fn held_bytes(&self, volume: VolumeId) -> Result<BTreeMap<Lsn, u64>> {
-        let layers = self.inner.map.layers();
+        let layers = self.parts.metadata.map.layers();
         // The list lacks the first layer of a volume that was first written after the tier was
         // opened.
         let first = LayerId::of_volume(volume);
@@ -443,7 +385,7 @@ impl Tier {
         let later = later.filter(|layer| layer.volume() == volume && *layer != first);
         let mut held = BTreeMap::new();
         for layer in std::iter::once(first).chain(later) {
-            held.extend(self.inner.map.held_bytes(layer).await?);
+            held.extend(self.parts.metadata.map.held_bytes(layer).await?);
         }
         Ok(held)
     }
@@ -461,7 +403,7 @@ impl Tier {
         extent_count_max: usize,
     ) -> Result<Vec<AllocationExtent>> {
         let range = (offset, length);
-        let found = self.inner.allocation(volume, None, range, extent_count_max).await;
+        let found = self.parts.jobs.reader.allocation(volume, None, range, extent_count_max).await;
         found.map_err(|error| error.context(format!("map volume {volume}, offset {offset}")))
     }
 
@@ -481,8 +423,8 @@ impl Tier {
         window: Window<S::Handle>,
         source: &S,
     ) -> Result<DestageReport, DestageError> {
-        self.inner.check_writable()?;
-        self.inner.destage(window, source).await
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.destage.run(window, source).await
     }
 
     /// Checks whether the tier could take these extents of a volume (first sector, sectors, whether
@@ -496,20 +438,20 @@ impl Tier {
         volume: VolumeId,
         extents: &[(u64, u64, bool)],
     ) -> Result<()> {
-        self.inner.check_extents(volume, extents).await
+        self.parts.jobs.destage.check_extents(volume, extents).await
     }
 
     /// Returns the volumes for which the tier lacks entries up to the destaged LSN, each with the
     /// side files of the log that contain those entries.
     #[must_use]
     pub fn asides(&self) -> BTreeMap<VolumeId, Vec<AsideFile>> {
-        self.inner.map.asides()
+        self.parts.metadata.map.asides()
     }
 
     /// Sets whether destage favours speed over size. While the log fills up, segments are
     /// compressed less.
     pub fn set_urgent(&self, is_urgent: bool) {
-        self.inner.is_urgent.store(is_urgent, Ordering::Relaxed);
+        self.parts.jobs.output.is_urgent.store(is_urgent, Ordering::Relaxed);
     }
 
     /// Performs one step of background work, of the first of these kinds for which there is work:
@@ -520,17 +462,17 @@ impl Tier {
     /// # Errors
     /// Those of [`Tier::destage`].
     pub async fn step(&self, page_budget: usize) -> Result<FoldReport> {
-        self.inner.check_writable()?;
-        self.inner.buffers.trim();
-        let inner = self.inner.clone();
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.output.buffers.trim();
+        let metadata = self.parts.metadata.clone();
         let step = async move {
-            let mut writer = inner.writer.lock().await;
-            let folded = inner.map.fold_ranges(&mut writer, page_budget).await;
+            let mut writer = metadata.writer.lock().await;
+            let folded = metadata.map.fold_ranges(&mut writer, page_budget).await;
             // Prune also when a range cannot be folded.
             let is_pruned = folded.as_ref().map_or(true, |done| done.page_count == 0)
-                && inner.map.status().prune_count > 0;
+                && metadata.map.status().prune_count > 0;
             let pruned = match is_pruned {
-                true => inner.map.prune(&mut writer, page_budget).await,
+                true => metadata.map.prune(&mut writer, page_budget).await,
                 false => Ok(PruneReport::default()),
             };
             // A failure of one kind of work must not block the others.
@@ -538,7 +480,7 @@ impl Tier {
             let is_pruning = pruned.as_ref().is_ok_and(|done| done.layers_left > 0);
             let is_promoted = !is_folding && !is_pruning;
             let promoted = match is_promoted {
-                true => inner.map.promote_step(&mut writer, page_budget).await,
+                true => metadata.map.promote_step(&mut writer, page_budget).await,
                 false => Ok(PromoteReport::default()),
             };
             let is_promoting = promoted.as_ref().is_ok_and(|done| done.layers_left > 0);
@@ -547,7 +489,7 @@ impl Tier {
                 && !is_promoting
                 && forgotten.as_ref().is_ok_and(|count| *count < LAYERS_AT_ONCE)
             {
-                match inner.map.forget_layer(&mut writer).await {
+                match metadata.map.forget_layer(&mut writer).await {
                     Ok(true) => forgotten = forgotten.map(|count| count + 1),
                     Ok(false) => break,
                     Err(error) => forgotten = Err(error),
@@ -558,11 +500,11 @@ impl Tier {
             done.page_count += pruned?.looked_count.max(is_pruned.into());
             done.page_count += promoted?.page_count.max(is_promoting.into());
             done.page_count += forgotten?;
-            done.prunes_left = inner.map.status().prune_count;
-            done.promotes_left = inner.map.promote_count();
+            done.prunes_left = metadata.map.status().prune_count;
+            done.promotes_left = metadata.map.promote_count();
             Ok(done)
         };
-        let done = self.inner.background.spawn(step).await;
+        let done = self.parts.pool.background.spawn(step).await;
         done.map_err(|cause| Error::with_source(ErrorKind::Io, "fold ranges", cause))?
     }
 
@@ -571,8 +513,8 @@ impl Tier {
     /// # Errors
     /// `Unavailable` when the store does not answer; call again later.
     pub async fn sweep_orphans(&self) -> Result<SweepReport> {
-        self.inner.check_writable()?;
-        self.inner.sweep_orphans().await
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.sweeper.sweep_orphans().await
     }
 
     /// Deletes some of the segments that this process uploaded but never committed, because their
@@ -581,8 +523,8 @@ impl Tier {
     /// # Errors
     /// Those of [`Tier::sweep_orphans`]. The next call retries the remaining segments.
     pub async fn sweep_abandoned(&self) -> Result<SweepReport> {
-        self.inner.check_writable()?;
-        self.inner.sweep_abandoned().await
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.sweeper.sweep_abandoned().await
     }
 
     /// Performs one step of reclaim: examines some segments, drops dead ones, or rewrites mostly
@@ -593,23 +535,23 @@ impl Tier {
     /// Those of [`Tier::destage`]. Damage is not an error: a segment that cannot be read is left
     /// alone and counted.
     pub async fn reclaim_step(&self, options: ReclaimOptions) -> Result<ReclaimReport> {
-        self.inner.check_writable()?;
-        self.inner.reclaim_step(options).await
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.reclaim.step(options).await
     }
 
     /// Retries some of the objects that were found missing or unreadable while others could be
     /// read, and ends the conditions of those that are readable again. Call it from time to time.
     pub async fn try_unreadable_again(&self) {
-        for info in self.inner.frames.store().try_again().await {
-            self.inner.reclaim.note_well(info.number.0);
-            self.inner.dedup.note_well(info.number.0);
+        for info in self.parts.segments.frames.store().try_again().await {
+            self.parts.jobs.reclaim.note_well(info.number.0);
+            self.parts.dedup.note_well(info.number.0);
         }
     }
 
     /// Returns the usage of the segments and the work that reclaim has done.
     #[must_use]
     pub fn reclaim_status(&self) -> ReclaimStatus {
-        self.inner.reclaim_status()
+        self.parts.jobs.reclaim.status()
     }
 
     /// Checks everything and changes nothing. No window is committed meanwhile.
@@ -617,7 +559,7 @@ impl Tier {
     /// # Errors
     /// `Unavailable` when the store does not answer. Damage is part of the report.
     pub async fn fsck(&self, options: FsckOptions) -> Result<FsckReport> {
-        self.inner.fsck(options).await
+        self.parts.jobs.fsck.run(options).await
     }
 
     /// Corrects the counts of live blocks of these segments, by examining every page that may
@@ -629,34 +571,35 @@ impl Tier {
     /// `Corrupt` when a page or the directory of a segment does not open, which is damage of a
     /// different kind; those of [`Tier::destage`].
     pub async fn repair_counts(&self, numbers: &[u64]) -> Result<Vec<(u64, u32, u32)>> {
-        self.inner.check_writable()?;
-        self.inner.repair_counts(numbers).await
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.reclaim.repair_counts(numbers).await
     }
 
     /// Returns counts for status.
     #[must_use]
     pub fn status(&self) -> TierStatus {
         TierStatus {
-            map: self.inner.map.status(),
-            frames: self.inner.frames.status(),
-            upload_retry_count: self.inner.upload_retry_count.load(Ordering::Relaxed),
-            upload_failure: self.inner.uploads.status(),
-            abandoned_count: (self.inner.orphans.abandoned_count()
-                + self.inner.orphans.undeletable_count()) as u64,
-            reopen_count: self.inner.reopen_count.load(Ordering::Relaxed),
-            metadata_failure: match self.inner.map.health() {
+            map: self.parts.metadata.map.status(),
+            frames: self.parts.segments.frames.status(),
+            upload_retry_count: self.parts.jobs.output.upload_retry_count.load(Ordering::Relaxed),
+            upload_failure: self.parts.jobs.output.uploads.status(),
+            abandoned_count: (self.parts.segments.leftovers.abandoned_count()
+                + self.parts.segments.leftovers.undeletable_count())
+                as u64,
+            reopen_count: self.parts.jobs.keeper.reopen_count.load(Ordering::Relaxed),
+            metadata_failure: match self.parts.metadata.map.health() {
                 Health::Well => None,
                 Health::Final(error) => Some(error.chain()),
                 // The attempt under way may be waiting for a call that keeps failing.
                 Health::Ended(error) => {
-                    let failure = self.inner.watched.last_failure();
+                    let failure = self.parts.jobs.keeper.watched.last_failure();
                     let said = failure.map_or_else(String::new, |said| format!("; {said}"));
                     Some(error.chain() + &said)
                 }
             },
-            metadata_written_bytes: self.inner.watched.written_bytes(),
-            mended_count: self.inner.mending.mended_count(),
-            hint_dropped_count: self.inner.hint_dropped_count.load(Ordering::Relaxed),
+            metadata_written_bytes: self.parts.jobs.keeper.watched.written_bytes(),
+            mended_count: self.parts.jobs.repair.mended_count(),
+            hint_dropped_count: self.parts.jobs.prefetch.dropped_count.load(Ordering::Relaxed),
         }
     }
 
@@ -665,10 +608,10 @@ impl Tier {
     /// # Errors
     /// `Unavailable` when the store does not answer; nothing is lost then.
     pub async fn close(&self) -> Result<()> {
-        self.inner.frames.close().await;
+        self.parts.segments.frames.close().await;
         let what = "the data tier is closed";
-        self.inner.map.set_final(Error::new(ErrorKind::Unavailable, what));
-        match tokio::time::timeout(CLOSE_TIMEOUT, self.inner.map.close()).await {
+        self.parts.metadata.map.set_final(Error::new(ErrorKind::Unavailable, what));
+        match tokio::time::timeout(CLOSE_TIMEOUT, self.parts.metadata.map.close()).await {
             Ok(closed) => closed,
             Err(_) => {
                 let what =
@@ -676,16 +619,6 @@ impl Tier {
                 Err(Error::new(ErrorKind::Unavailable, what))
             }
         }
-    }
-}
-
-impl Inner {
-    pub(crate) fn check_writable(&self) -> Result<()> {
-        if self.is_read_only {
-            let what = "the data tier is open for reading only";
-            return Err(Error::new(ErrorKind::Denied, what));
-        }
-        Ok(())
     }
 }
 

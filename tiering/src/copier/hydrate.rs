@@ -10,23 +10,25 @@
 //!   are present or a person has given them up. The metadata that this pass sees is durable by
 //!   then: a commit that forgets a segment becomes visible before it is durable, and may be lost.
 //! - Objects that clients wait for come first, then segments that were read most before
-//!   ([`Tier::warm`]), then the rest.
+//!   ([`crate::Tier::warm`]), then the rest.
 //! - Segments whose live count is zero come last and, on request, only after reclaim had time to
 //!   examine and drop them: counts alone are no proof that they are dead.
 //! - Hydration yields to clients: while they wait for the copy, it pauses between objects.
 
+use super::STEP;
 use super::origin::RestoredStore;
-use super::places::Places;
 use super::transfer::{Pace, check_length, copy_parts, source_error};
-use super::{STEP, verify};
+use crate::dedup::Dedup;
+use crate::fetch::FramesOptions;
 use crate::fetch::peers::{Peer, Peers};
 use crate::fetch::store::StoreReader;
 use crate::heat::Hottest;
 use crate::listing::HELD_COUNT_MAX;
 use crate::map::records::SegmentRecord;
+use crate::places::Places;
+use crate::pool::{Exclusions, Metadata, Pool, Segments};
 use crate::segment::{SegmentId, SegmentInfo, SegmentName, StoredSegment};
 use crate::segment_store::{Leftover, Listed, ObjectSegments, SegmentStore};
-use crate::tier::{Inner, Tier};
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -36,6 +38,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
 /// If clients have read from the copy within this time, hydration waits for the same time between
 /// two objects.
@@ -146,36 +149,39 @@ impl HydrateProgress {
     }
 }
 
-impl Tier {
-    /// Fetches every object of a restored pool that is still only in the copy. Returns when the
-    /// pool's own store has everything that the copy sends. The result names the segments that
-    /// could not be fetched: those that the copy lacks, and those that it does not send while it
-    /// sends others. If there are any, the pool still needs the copy unless they are given up: call
-    /// it again after a while. Call it from the background runtime.
-    ///
-    /// # Errors
-    /// `Unavailable` when a store does not answer: call it again, the fetched objects are kept.
-    /// `Corrupt` when the copy lacks a table of the metadata; the segments are fetched
-    /// nevertheless.
-    pub async fn hydrate(
+/// The job; see the module.
+pub(crate) struct Hydrator {
+    pub pool: Arc<Pool>,
+    pub metadata: Arc<Metadata>,
+    pub segments: Arc<Segments>,
+    pub exclusions: Arc<Exclusions>,
+    pub dedup: Arc<Dedup>,
+    /// Limits of reading the copy.
+    pub frames: FramesOptions,
+    /// Limits the objects that are being sent to copies or brought back.
+    pub places: Arc<Semaphore>,
+}
+
+impl Hydrator {
+    /// Implements [`crate::Tier::hydrate`].
+    pub(crate) async fn hydrate(
         &self,
         store: &Arc<RestoredStore>,
         options: HydrateOptions,
         progress: &HydrateProgress,
     ) -> Result<Lacking> {
-        self.inner.check_writable()?;
-        store.reader(|| CopyPeers::reader(store, &self.inner)).set_all_stale();
+        store.reader(|| CopyPeers::reader(store, self)).set_all_stale();
         progress.begun.lock().get_or_insert_with(Instant::now);
         let (own, own_bytes) = list_own(store).await?;
         let left_bytes = progress.state_bytes.saturating_sub(own_bytes);
         progress.left_bytes.store(left_bytes, Ordering::Relaxed);
         let pace = Pace::new(options.bytes_per_second);
         let mut hydration = Hydration {
-            inner: &self.inner,
+            job: self,
             store,
             below: store.below(),
             pace,
-            places: Places::new(&self.inner.copy_places),
+            places: Places::new(&self.places),
             progress,
             own,
             lacking: Lacking::default(),
@@ -190,19 +196,19 @@ impl Tier {
             hydration.wait_for_reclaim(options.dead_patience).await?;
         }
         loop {
-            let db = self.inner.map.db();
+            let db = self.metadata.map.db();
             while hydration.fetch_segments(true).await? + hydration.fetch_tables().await? > 0 {}
             if !hydration.uncounted.is_empty() {
                 let what = "restore: what only the volumes named that were not restored is still being counted out";
                 return Err(Error::new(ErrorKind::Unavailable, what));
             }
-            if self.inner.options.planted.whole_unsettled {
+            if self.pool.planted.whole_unsettled {
                 break;
             }
             // A committer holds the writer until its commit is durable or has failed.
-            let writer = self.inner.writer.lock().await;
-            self.inner.map.check(&writer)?;
-            if Arc::ptr_eq(&db, &self.inner.map.db()) {
+            let writer = self.metadata.writer.lock().await;
+            self.metadata.map.check(&writer)?;
+            if Arc::ptr_eq(&db, &self.metadata.map.db()) {
                 break;
             }
         }
@@ -242,7 +248,7 @@ async fn list_own(store: &RestoredStore) -> Result<(Own, u64)> {
 }
 
 struct Hydration<'a> {
-    inner: &'a Arc<Inner>,
+    job: &'a Hydrator,
     store: &'a Arc<RestoredStore>,
     below: u64,
     pace: Pace,
@@ -278,7 +284,7 @@ impl Hydration<'_> {
     async fn fetch_tables(&mut self) -> Result<u64> {
         let mut count = 0;
         self.bad_table = None;
-        for path in self.inner.map.db().objects().tables {
+        for path in self.job.metadata.map.db().objects().tables {
             match self.fetch_table(&path).await {
                 Ok(is_fetched) => count += u64::from(is_fetched),
                 Err(error) if self.store.read_witness().await.is_err() => return Err(error),
@@ -299,7 +305,7 @@ impl Hydration<'_> {
             Ok(found) => found.meta.size,
             // The table was compacted away meanwhile.
             Err(object_store::Error::NotFound { .. })
-                if !self.inner.map.db().objects().tables.contains(path) =>
+                if !self.job.metadata.map.db().objects().tables.contains(path) =>
             {
                 return Ok(false);
             }
@@ -324,14 +330,14 @@ impl Hydration<'_> {
         let (mut last, mut count) = (0, 0);
         for (number, _) in hottest {
             count += self.fetch_waited_for().await?;
-            if let Some(record) = self.inner.map.find_segment(number).await?
+            if let Some(record) = self.job.metadata.map.find_segment(number).await?
                 && self.is_missing(&record.info)
             {
                 count += self.fetch(&record.stored()).await?;
             }
         }
         loop {
-            let (records, next) = self.inner.map.live_after(last, STEP).await?;
+            let (records, next) = self.job.metadata.map.live_after(last, STEP).await?;
             for (record, live) in records {
                 count += self.fetch_waited_for().await?;
                 if (live > 0 || with_dead) && self.is_missing(&record.info) {
@@ -360,13 +366,13 @@ impl Hydration<'_> {
         let (mut last, mut bytes) = (0, 0);
         let mut hottest = Hottest::default();
         loop {
-            let (records, next) = self.inner.map.live_after(last, STEP).await?;
+            let (records, next) = self.job.metadata.map.live_after(last, STEP).await?;
             let is_wanted = |(record, live): &&(SegmentRecord, u32)| {
                 (*live > 0 || with_dead) && self.is_missing(&record.info)
             };
             for (record, _) in records.iter().filter(is_wanted) {
                 bytes += u64::from(record.info.object_bytes);
-                hottest.add(&self.inner.heat, record.info.number.0);
+                hottest.add(&self.job.segments.heat, record.info.number.0);
             }
             match next {
                 Some(next) if next < self.below => last = next,
@@ -397,7 +403,7 @@ impl Hydration<'_> {
     async fn dead_count(&self) -> Result<u64> {
         let (mut last, mut count) = (0, 0);
         loop {
-            let (records, next) = self.inner.map.live_after(last, STEP).await?;
+            let (records, next) = self.job.metadata.map.live_after(last, STEP).await?;
             let is_dead = |(record, live): &&(SegmentRecord, u32)| {
                 *live == 0 && self.is_missing(&record.info)
             };
@@ -411,7 +417,7 @@ impl Hydration<'_> {
 
     async fn fetch_named(&mut self, path: &Path) -> Result<u64> {
         let Some(name) = SegmentName::parse(path) else { return Ok(0) };
-        match self.inner.map.find_segment(name.number.0).await? {
+        match self.job.metadata.map.find_segment(name.number.0).await? {
             Some(record) if record.info.id == name.id && self.is_missing(&record.info) => {
                 self.fetch(&record.stored()).await
             }
@@ -442,11 +448,11 @@ impl Hydration<'_> {
                 }
                 Err(error) => return Err(error),
             };
-            match verify(self.inner, info, &object).await? {
+            match self.job.pool.verify(info, &object).await? {
                 None => break object,
                 Some(_) if !is_second => is_second = true,
                 Some(why) => {
-                    self.inner.dedup.note_bad(info.number.0);
+                    self.job.dedup.note_bad(info.number.0);
                     self.progress.damaged_count.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(
                         object = %path, why,
@@ -463,11 +469,11 @@ impl Hydration<'_> {
         let left = self.progress.left_bytes.load(Ordering::Relaxed).saturating_sub(bytes);
         self.progress.left_bytes.store(left, Ordering::Relaxed);
         if self.progress.lacking.lock().remove(&path) {
-            self.inner.dedup.note_well(info.number.0);
+            self.job.dedup.note_well(info.number.0);
         }
         // Reclaim may have dropped the segment before its object was here to be deleted.
         if !self.is_named(info).await? {
-            self.inner.orphans.abandon([Leftover::from(segment)]);
+            self.job.segments.leftovers.abandon([Leftover::from(segment)]);
         }
         self.store.forget(&path);
         Ok(1)
@@ -478,15 +484,15 @@ impl Hydration<'_> {
     async fn note_missing(&mut self, info: &SegmentInfo) -> Result<()> {
         // The order matters: the subtraction of counts may finish in between.
         let is_uncounted = self.is_patient()
-            && self.inner.may_be_left_out(info.number.0)
-            && self.inner.is_counting_out();
-        if self.inner.is_left_out(info.number.0).await? {
+            && self.job.exclusions.may_be_left_out(info.number.0)
+            && self.job.exclusions.is_counting_out();
+        if self.job.exclusions.is_left_out(info.number.0).await? {
             self.left_out.insert(info.number.0, info.id);
         } else if is_uncounted {
             self.uncounted.insert(info.number.0, info.id);
         } else if self.is_named(info).await? {
             let path = info.object_path();
-            self.inner.dedup.note_bad(info.number.0);
+            self.job.dedup.note_bad(info.number.0);
             if self.progress.lacking.lock().insert(path.clone()) {
                 tracing::error!(object = %path, "the copy lacks a segment that the restored pool needs");
             }
@@ -499,7 +505,7 @@ impl Hydration<'_> {
     async fn note_unreadable(&mut self, info: &SegmentInfo, error: &Error) -> Result<()> {
         if self.is_named(info).await? {
             let path = info.object_path();
-            self.inner.dedup.note_bad(info.number.0);
+            self.job.dedup.note_bad(info.number.0);
             if self.progress.lacking.lock().insert(path.clone()) {
                 tracing::error!(
                     object = %path, error = %error.chain(),
@@ -512,9 +518,9 @@ impl Hydration<'_> {
     }
 
     async fn is_named(&self, info: &SegmentInfo) -> Result<bool> {
-        let writer = self.inner.writer.lock().await;
-        self.inner.map.check(&writer)?;
-        let found = self.inner.map.find_segment(info.number.0).await?;
+        let writer = self.job.metadata.writer.lock().await;
+        self.job.metadata.map.check(&writer)?;
+        let found = self.job.metadata.map.find_segment(info.number.0).await?;
         Ok(found.is_some_and(|record| record.is_of(info)))
     }
 
@@ -524,7 +530,7 @@ impl Hydration<'_> {
         if self.store.is_read_within(GIVE_WAY) {
             tokio::time::sleep(GIVE_WAY).await;
         }
-        let reader = self.store.reader(|| CopyPeers::reader(self.store, self.inner));
+        let reader = self.store.reader(|| CopyPeers::reader(self.store, self.job));
         let path = info.object_path();
         let error = match reader.get(segment, 0..u64::from(info.object_bytes)).await {
             Err(error) if error.kind() == ErrorKind::Corrupt => error,
@@ -545,7 +551,7 @@ impl Hydration<'_> {
     async fn put(&self, segment: &StoredSegment, bytes: Bytes) -> Result<()> {
         let own = self.store.own_segments();
         // Never overwrite an object that a mend or an operator has put there meanwhile.
-        let put = match self.inner.options.planted.hydrate_overwrites {
+        let put = match self.job.pool.planted.hydrate_overwrites {
             true => own.replace(segment, bytes).await,
             false => own.restore(&segment.info, bytes).await,
         };
@@ -559,7 +565,7 @@ impl Hydration<'_> {
 /// Knowledge about the objects of the copy that the pool is hydrated from. The witness exists as
 /// long as the copy does.
 struct CopyPeers {
-    inner: Weak<Inner>,
+    exclusions: Weak<Exclusions>,
     store: Arc<dyn ObjectStore>,
     witness: Path,
 }
@@ -571,17 +577,18 @@ impl std::fmt::Debug for CopyPeers {
 }
 
 impl CopyPeers {
-    fn reader(store: &RestoredStore, inner: &Arc<Inner>) -> StoreReader {
-        let mut options = inner.options.frames.clone();
+    fn reader(store: &RestoredStore, job: &Hydrator) -> StoreReader {
+        let mut options = job.frames.clone();
         // The caller reports lacking segments itself.
         options.conditions = block::Conditions::default();
         options.retry_duration_max = options.retry_duration_max.min(COPY_RETRY_MAX);
         let copy = store.of_copy().clone();
         let segments = Arc::new(ObjectSegments::new(copy.clone()));
         let reader = StoreReader::new(segments, &options).impatient();
-        let (inner_of, witness) = (Arc::downgrade(inner), store.witness().clone());
-        let peers = CopyPeers { inner: inner_of, store: copy, witness };
-        reader.set_peers(Arc::new(peers), inner.options.planted);
+        let exclusions = Arc::downgrade(&job.exclusions);
+        let witness = store.witness().clone();
+        let peers = CopyPeers { exclusions, store: copy, witness };
+        reader.set_peers(Arc::new(peers), job.pool.planted);
         reader
     }
 }
@@ -589,8 +596,8 @@ impl CopyPeers {
 #[async_trait::async_trait]
 impl Peers for CopyPeers {
     async fn is_named(&self, info: &SegmentInfo) -> bool {
-        match self.inner.upgrade() {
-            Some(inner) => inner.is_wanted(info).await,
+        match self.exclusions.upgrade() {
+            Some(exclusions) => exclusions.is_wanted(info).await,
             None => false,
         }
     }

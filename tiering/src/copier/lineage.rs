@@ -28,7 +28,7 @@ impl Copier {
     /// `Unavailable` when the pool's store cannot be listed.
     pub(super) async fn check_lineage(&mut self) -> Result<()> {
         let Some(newest) = self.manifests.last().copied() else { return Ok(()) };
-        let pools = database::newest_manifest(&self.inner.store).await?;
+        let pools = database::newest_manifest(&self.source.objects).await?;
         if newest > pools {
             let what = format!(
                 "copy the pool: the copy holds state {newest}, which is later than the pool's {pools}: the pool was put \
@@ -42,7 +42,7 @@ impl Copier {
         }
         let path = database::manifest_path(newest);
         let (ours, theirs) =
-            futures::join!(read(&self.inner.store, &path), read(&self.target, &path));
+            futures::join!(read(&self.source.objects, &path), read(&self.target, &path));
         match (ours, theirs) {
             (Some(ours), Some(theirs)) if ours != theirs => Err(Error::new(
                 ErrorKind::Corrupt,

@@ -8,31 +8,18 @@
 //!   in each state, as long as no layer is added to the needed ones.
 
 use super::{Copier, held_of};
+use crate::fetch::Frames;
 use crate::map::records::SegmentRecord;
 use crate::map::{LayerId, Map};
 use crate::mend::is_lost;
 use crate::segment::StoredSegment;
-use crate::tier::Inner;
 use block::{Result, VolumeId};
 use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// Maximum number of directories that are read concurrently. Chosen by hand: two requests each, and
 /// at most 1 MiB.
 const DIRECTORIES_AT_ONCE: usize = 8;
-
-/// Segments that a copy of some volumes, or a pool that was restored from one, lacks on purpose.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOut {
-    /// The first segment number above all segments of the copy.
-    pub below: u64,
-    /// The volumes that the copy contains.
-    pub volumes: Arc<BTreeSet<VolumeId>>,
-    /// Volumes from this one on were created since and lack nothing; `None` while no volume is
-    /// known to be new.
-    pub first_new_volume: Option<VolumeId>,
-}
 
 /// The volumes that a copy contains.
 pub(super) struct Part {
@@ -73,7 +60,7 @@ impl Copier {
         for number in gone {
             part.left_out.remove(&number);
         }
-        let planted = self.inner.options.planted;
+        let planted = self.source.pool.planted;
         let layers = map.layers().needed_by(&part.volumes, planted.part_without_bases);
         if !layers.is_subset(&part.layers) {
             part.left_out.clear();
@@ -92,11 +79,11 @@ impl Copier {
                 unknown.push(record);
             }
         }
-        let inner = &self.inner;
+        let frames = &self.source.segments.frames;
         let layers = &layers;
         let mut looked = futures::stream::iter(unknown)
             .map(|record| async move {
-                let is_needed = is_written_for(inner, &record.stored(), layers).await;
+                let is_needed = is_written_for(frames, &record.stored(), layers).await;
                 is_needed.map(|is_needed| (record, is_needed))
             })
             .buffered(DIRECTORIES_AT_ONCE);
@@ -112,53 +99,13 @@ impl Copier {
 }
 
 async fn is_written_for(
-    inner: &Inner,
+    frames: &Frames,
     segment: &StoredSegment,
     layers: &BTreeSet<LayerId>,
 ) -> Result<bool> {
-    match inner.frames.read_directory(segment).await {
+    match frames.read_directory(segment).await {
         Ok(entries) => Ok(entries.iter().any(|entry| layers.contains(&LayerId(entry.layer)))),
         Err(error) if is_lost(&error) => Ok(true),
         Err(error) => Err(error),
-    }
-}
-
-impl Inner {
-    /// Returns whether a missing segment of this number may be one that the copy lacks on purpose.
-    pub(crate) fn may_be_left_out(&self, number: u64) -> bool {
-        self.left_out.read().as_ref().is_some_and(|left_out| number < left_out.below)
-    }
-
-    /// Returns whether references from volumes that were dropped because they were not restored are
-    /// still being subtracted from the counts.
-    pub(crate) fn is_counting_out(&self) -> bool {
-        self.left_out.read().as_ref().is_some_and(
-            |LeftOut { volumes, first_new_volume, .. }| {
-                // Until it is known which volumes are new, the others have yet to be dropped.
-                if first_new_volume.is_none() && !self.options.planted.lacking_unchosen {
-                    return true;
-                }
-                let is_old = |volume: VolumeId| first_new_volume.is_none_or(|first| volume < first);
-                self.is_dropping(|volume| is_old(volume) && !volumes.contains(&volume))
-            },
-        )
-    }
-
-    /// Returns whether a segment may be missing on purpose. A reader that does not find it does not
-    /// retry.
-    pub(crate) async fn may_be_missing(&self, number: u64) -> bool {
-        self.may_be_left_out(number)
-            && (self.is_read_only
-                || self.is_counting_out()
-                || self.is_left_out(number).await.unwrap_or(false))
-    }
-
-    /// Returns whether a missing segment is one that the copy lacks on purpose, according to its
-    /// count of live blocks.
-    ///
-    /// # Errors
-    /// Those of [`Map::live_blocks`].
-    pub(crate) async fn is_left_out(&self, number: u64) -> Result<bool> {
-        Ok(self.may_be_left_out(number) && self.map.live_blocks(number).await? == 0)
     }
 }

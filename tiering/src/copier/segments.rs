@@ -3,11 +3,11 @@
 
 use super::replaced::Replaced;
 use super::transfer::{each, source_error, target_error};
-use super::{Copier, Held, STEP, damaged_path, held_of, path_of, verify};
+use super::{Copier, Held, STEP, damaged_path, held_of, path_of};
+use crate::leftovers::Hold;
 use crate::map::Map;
 use crate::map::records::{Root, SegmentRecord};
 use crate::mend::Finding;
-use crate::orphans::Hold;
 use crate::segment::{SegmentInfo, SegmentNumber, StoredSegment};
 use crate::segment_store::SegmentStore;
 use block::{Error, ErrorKind, Result};
@@ -146,8 +146,10 @@ impl Copier {
         let due = self.bad.iter().filter(|(_, bad)| is_wanted(bad)).map(|(number, _)| *number);
         let due: Vec<u64> = due.take(COMPLETED_MAX).collect();
         for number in due {
-            let _hold = self.inner.orphans.hold_one(SegmentNumber(number));
-            let Some(record) = self.inner.map.find_segment(number).await? else { continue };
+            let _hold = self.source.segments.leftovers.hold_one(SegmentNumber(number));
+            let Some(record) = self.source.metadata.map.find_segment(number).await? else {
+                continue;
+            };
             let found = self.copy_segment(&record.stored()).await?;
             self.note(&record.info, found);
         }
@@ -194,9 +196,9 @@ impl Copier {
 
     /// Reads the object from the pool's store, even if its size is not the expected one.
     async fn read_segment(&self, segment: &StoredSegment) -> Result<Bytes> {
-        match self.inner.frames.read_object(segment).await {
+        match self.source.segments.frames.read_object(segment).await {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                let read = self.inner.segments.read_whole(segment).await;
+                let read = self.source.segments.store.read_whole(segment).await;
                 read.map_err(|cause| source_error(&segment.info.object_path(), cause))
             }
             read => read,
@@ -207,13 +209,13 @@ impl Copier {
         let info = &segment.info;
         let path = info.object_path();
         let (mut is_second, mut is_damaged, mut is_healed) = (false, false, false);
-        let planted = self.inner.options.planted;
+        let planted = self.source.pool.planted;
         let object = loop {
             let object = match self.read_segment(segment).await {
                 Ok(object) => object,
                 Err(error) if error.kind() == ErrorKind::Unreadable => {
                     // Another copy may have it; the pool's store then has it again.
-                    let healed = self.inner.heal_now(segment).await?;
+                    let healed = self.source.repair.heal_now(segment).await?;
                     match healed {
                         Finding::Whole { .. } | Finding::Mended { .. } if !is_healed => {
                             is_healed = true;
@@ -225,9 +227,9 @@ impl Copier {
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     // Reclaim will forget it soon.
-                    let may_be = self.inner.may_be_left_out(info.number.0);
-                    let is_left_out = (may_be && self.inner.is_counting_out())
-                        || self.inner.is_left_out(info.number.0).await?;
+                    let may_be = self.source.exclusions.may_be_left_out(info.number.0);
+                    let is_left_out = (may_be && self.source.exclusions.is_counting_out())
+                        || self.source.exclusions.is_left_out(info.number.0).await?;
                     if is_left_out {
                         return Ok(Found::LeftOut);
                     }
@@ -236,7 +238,7 @@ impl Copier {
                 }
                 Err(error) => return Err(error.context("copy the pool")),
             };
-            match verify(&self.inner, info, &object).await? {
+            match self.source.pool.verify(info, &object).await? {
                 None => break object,
                 // The transfer may have been bad, not the object.
                 Some(_) if !is_second => is_second = true,
@@ -278,22 +280,22 @@ impl Copier {
                 return Err(target_error(doing, cause));
             }
         };
-        Ok(verify(&self.inner, info, &object).await?.is_none())
+        Ok(self.source.pool.verify(info, &object).await?.is_none())
     }
 
     /// Logs a missing segment as damage. Fails if the pool no longer references it, or is no longer
     /// owned by this process, because then it may have been reclaimed.
     async fn check_missing(&self, info: &SegmentInfo) -> Result<()> {
         let named = {
-            let writer = self.inner.writer.lock().await;
-            self.inner.map.check(&writer)?;
-            self.inner.map.find_segment(info.number.0).await?
+            let writer = self.source.metadata.writer.lock().await;
+            self.source.metadata.map.check(&writer)?;
+            self.source.metadata.map.find_segment(info.number.0).await?
         };
         if named.is_none_or(|record| !record.is_of(info)) {
             return Err(reclaimed());
         }
-        if !self.inner.options.planted.missing_unowned {
-            self.inner.check_owner().await?;
+        if !self.source.pool.planted.missing_unowned {
+            self.source.pool.check_owner().await?;
         }
         tracing::error!(
             object = %info.object_path(),

@@ -1,8 +1,7 @@
 //! Transfers objects between stores: a few at a time, large ones in parts, and within the requested
 //! rate.
 
-use super::OBJECTS_AT_ONCE;
-use super::places::Places;
+use crate::places::{OBJECTS_AT_ONCE, Places};
 use block::{Error, ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;

@@ -164,7 +164,7 @@ impl Job<'_> {
         let mut nominated: BTreeMap<(u64, u32), Nominated> = BTreeMap::new();
         for (index, block) in blocks.iter().enumerate().filter(|(_, block)| !block.is_zero) {
             let own = self.duplicates.own.get(&block.fingerprint).copied();
-            let location = own.or_else(|| self.inner.dedup.index.lock().find(block.fingerprint));
+            let location = own.or_else(|| self.destage.dedup.index.lock().find(block.fingerprint));
             if let Some(location) = location {
                 let frame = (location.segment, location.at.frame_index);
                 let (_, these) = nominated.entry(frame).or_insert((location.at, Vec::new()));
@@ -178,9 +178,9 @@ impl Job<'_> {
                 None => self.forget(blocks, &these),
             }
         }
-        if self.inner.is_urgent.load(Ordering::Relaxed) {
+        if self.destage.output.is_urgent.load(Ordering::Relaxed) {
             // The log is filling up: do not fetch frames for comparison.
-            frames.retain(|(frame, _)| self.inner.frames.is_local(frame));
+            frames.retain(|(frame, _)| self.destage.segments.frames.is_local(frame));
         }
         for frames in frames.chunks(FRAMES_AT_ONCE) {
             let refs: Vec<FrameRef> = frames.iter().map(|(frame, _)| frame.clone()).collect();
@@ -193,19 +193,22 @@ impl Job<'_> {
             };
             for ((_, these), plain) in frames.iter().zip(read) {
                 let Some(plain) = plain else {
-                    self.inner.dedup.unread_count.fetch_add(these.len() as u64, Ordering::Relaxed);
+                    self.destage
+                        .dedup
+                        .unread_count
+                        .fetch_add(these.len() as u64, Ordering::Relaxed);
                     self.forget(blocks, these);
                     continue;
                 };
                 for (index, location) in these {
                     let start = usize::from(location.within) * BLOCK;
                     let is_equal = plain.get(start..start + BLOCK) == Some(blocks[*index].bytes)
-                        || self.inner.options.planted.fingerprints_trusted;
+                        || self.destage.pool.planted.fingerprints_trusted;
                     if is_equal {
                         let Location { segment, at, within } = *location;
                         found[*index] = Some(Placed { segment, at, within });
                     } else {
-                        self.inner.dedup.unequal_count.fetch_add(1, Ordering::Relaxed);
+                        self.destage.dedup.unequal_count.fetch_add(1, Ordering::Relaxed);
                     }
                 }
             }
@@ -215,7 +218,7 @@ impl Job<'_> {
 
     /// Finds blocks that are equal to earlier ones, in addition to those that are stored already.
     fn with_repeats(&self, blocks: &[Block<'_>], stored: &[Option<Placed>]) -> Vec<Found> {
-        let is_trusting = self.inner.options.planted.fingerprints_trusted;
+        let is_trusting = self.destage.pool.planted.fingerprints_trusted;
         let mut seen: ByFingerprint<usize> = ByFingerprint::default();
         let each = blocks.iter().zip(stored).enumerate();
         each.map(|(index, (block, stored))| {
@@ -253,10 +256,10 @@ impl Job<'_> {
 
     /// Reads the lists of fingerprints of the segments that the index suggests.
     async fn read_lists(&self, wanted: impl Iterator<Item = u64>) {
-        let dedup = &self.inner.dedup;
+        let dedup = &self.destage.dedup;
         let segments = dedup.index.lock().lists_wanted(wanted, LISTS_AT_ONCE);
         for segment in segments {
-            match self.inner.map.fingerprints(segment).await {
+            match self.destage.metadata.map.fingerprints(segment).await {
                 Ok(frames) => {
                     dedup.index.lock().add_list(segment, &frames.unwrap_or_default());
                 }
@@ -275,9 +278,9 @@ impl Job<'_> {
             Some(known) => known.clone(),
             None => {
                 // Pin before the lookup: a segment that is pinned and then found stays.
-                let pin = self.inner.dedup.pin(number);
+                let pin = self.destage.dedup.pin(number);
                 let found = match &pin {
-                    Some(_) => self.inner.map.find_segment(number).await,
+                    Some(_) => self.destage.metadata.map.find_segment(number).await,
                     None => Ok(None),
                 };
                 let record = match found {
@@ -305,7 +308,7 @@ impl Job<'_> {
                 for frame in frames {
                     let alone = self.read_together(std::slice::from_ref(frame)).await?;
                     if alone.is_err() {
-                        self.inner.dedup.note_bad(frame.info.number.0);
+                        self.destage.dedup.note_bad(frame.info.number.0);
                     }
                     read.push(alone.ok().and_then(|mut alone| alone.pop()));
                 }
@@ -317,7 +320,7 @@ impl Job<'_> {
     /// Reads the blocks of the frames, or returns an error if one of them is unreadable. Returns
     /// `None` if the store does not answer.
     async fn read_together(&self, frames: &[FrameRef]) -> Option<Result<Vec<Bytes>>> {
-        let read = self.inner.frames.read_many(frames, Access::Once);
+        let read = self.destage.segments.frames.read_many(frames, Access::Once);
         match tokio::time::timeout(PATIENCE, read).await {
             Ok(Err(error)) if !is_of_segment(error.kind()) => {
                 tracing::debug!(error = %error.chain(), "blocks that may be duplicates are not read");
@@ -329,7 +332,7 @@ impl Job<'_> {
     }
 
     fn forget(&self, blocks: &[Block<'_>], these: &[(usize, Location)]) {
-        let mut index = self.inner.dedup.index.lock();
+        let mut index = self.destage.dedup.index.lock();
         for (block, location) in these {
             index.forget(blocks[*block].fingerprint, location);
         }

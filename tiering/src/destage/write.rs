@@ -7,6 +7,7 @@
 //! - The uploads of a dropped writer are abandoned. The committer is responsible for the objects
 //!   that [`SegmentWriter::finish`] returns.
 
+use super::buffers::Buffers;
 use super::pack::Piece;
 use super::{BLOCK, FOOTER_ROOM_BYTES, RETRY_PAUSE_MAX, RETRY_PAUSE_MIN, URGENT_LEVEL, micros};
 use crate::dedup::fingerprints::FrameFingerprints;
@@ -15,17 +16,19 @@ use crate::fail_point;
 use crate::keys::KeyId;
 use crate::map::records::SegmentRecord;
 use crate::map::{Change, Placed};
+use crate::outage::Outage;
+use crate::pool::{Metadata, Pool, Segments};
 use crate::segment::build::FRAME_OVERHEAD_BYTES;
 use crate::segment::{
     FrameAt, Placement, SealedSegment, SegmentBuilder, SegmentError, SegmentName, SegmentNumber,
     SegmentSeed,
 };
 use crate::segment_store::Leftover;
-use crate::tier::Inner;
 use block::env::SystemRandom;
+use block::seal::Algorithm;
 use block::{Error, ErrorKind, Result};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 use tokio::task::JoinSet;
 
@@ -60,9 +63,36 @@ struct Stored {
     report: WriteReport,
 }
 
+/// Size and compression of new segments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WriteSettings {
+    pub algorithm: Algorithm,
+    pub zstd_level: i32,
+    /// Bytes of uncompressed blocks that fill a segment.
+    pub segment_bytes: usize,
+    /// Blocks in a frame of sequential data.
+    pub frame_blocks: u8,
+    /// Maximum number of segments of a destage in memory.
+    pub segments_in_flight_max: usize,
+}
+
+/// What all writers of a pool share.
+pub(crate) struct Output {
+    pub pool: Arc<Pool>,
+    pub metadata: Arc<Metadata>,
+    pub segments: Arc<Segments>,
+    pub settings: WriteSettings,
+    pub buffers: Arc<Buffers>,
+    /// The outage of uploads, if there is one.
+    pub uploads: Outage,
+    pub upload_retry_count: AtomicU64,
+    /// See [`crate::Tier::set_urgent`].
+    pub is_urgent: AtomicBool,
+}
+
 /// The writer; see the module.
 pub(crate) struct SegmentWriter {
-    inner: Arc<Inner>,
+    output: Arc<Output>,
     in_flight_max: usize,
     segment_bytes: usize,
     key: KeyId,
@@ -83,14 +113,17 @@ pub(crate) struct SegmentWriter {
 impl Drop for SegmentWriter {
     fn drop(&mut self) {
         let names = self.names.drain(..);
-        self.inner.orphans.abandon(names.map(|name| Leftover { name, placement: None }));
+        self.output
+            .segments
+            .leftovers
+            .abandon(names.map(|name| Leftover { name, placement: None }));
     }
 }
 
 impl SegmentWriter {
     /// Creates a writer that builds and uploads `in_flight_max` segments concurrently, at least
     /// one. Each holds `segment_bytes` before compression.
-    pub fn new(inner: &Arc<Inner>, in_flight_max: usize, segment_bytes: usize) -> SegmentWriter {
+    pub fn new(output: &Arc<Output>, in_flight_max: usize, segment_bytes: usize) -> SegmentWriter {
         let written = Written {
             segments: Vec::new(),
             changes: Vec::new(),
@@ -98,7 +131,7 @@ impl SegmentWriter {
             report: WriteReport::default(),
         };
         SegmentWriter {
-            inner: inner.clone(),
+            output: output.clone(),
             in_flight_max: in_flight_max.max(1),
             segment_bytes,
             key: KeyId::POOL,
@@ -142,7 +175,7 @@ impl SegmentWriter {
 
     /// Seals frames that are added from here on with this key.
     pub async fn set_key(&mut self, key: KeyId) -> Result<()> {
-        if self.key != key && !self.group.is_empty() && !self.inner.options.planted.mixed_keys {
+        if self.key != key && !self.group.is_empty() && !self.output.pool.planted.mixed_keys {
             self.start_group().await?;
         }
         self.key = key;
@@ -173,15 +206,15 @@ impl SegmentWriter {
             let fingerprints = pieces.iter().flat_map(|piece| &piece.fingerprints);
             self.under_way.extend(fingerprints.map(|fingerprint| (*fingerprint, ())));
         }
-        let number = SegmentNumber(self.inner.next_segment.fetch_add(1, Ordering::SeqCst));
-        let options = &self.inner.options;
-        let seed =
-            SegmentSeed::new(options.pool, options.epoch, number, options.algorithm, &SystemRandom)
-                .with_key(self.key);
+        let number =
+            SegmentNumber(self.output.metadata.next_segment.fetch_add(1, Ordering::SeqCst));
+        let (pool, algorithm) = (&self.output.pool, self.output.settings.algorithm);
+        let seed = SegmentSeed::new(pool.id, pool.epoch, number, algorithm, &SystemRandom)
+            .with_key(self.key);
         self.names.push(seed.name());
-        let inner = self.inner.clone();
-        let stored = inner.store_segment(seed, pieces, self.is_cached, self.is_dedup);
-        self.running.spawn_on(stored, &self.inner.background);
+        let output = self.output.clone();
+        let stored = output.store_segment(seed, pieces, self.is_cached, self.is_dedup);
+        self.running.spawn_on(stored, &self.output.pool.background);
         Ok(())
     }
 
@@ -224,13 +257,13 @@ impl SegmentWriter {
     }
 }
 
-impl Inner {
+impl Output {
     /// Stores a segment, waiting for the store as long as it takes.
     async fn upload(&self, segment: &SealedSegment) -> Result<Placement> {
         let mut pause = RETRY_PAUSE_MIN;
         let mut has_differed = false;
         loop {
-            let failed = match self.segments.put(segment).await {
+            let failed = match self.segments.store.put(segment).await {
                 Ok(placement) => {
                     self.uploads.clear();
                     return Ok(placement);
@@ -272,8 +305,8 @@ impl Inner {
         is_cached: bool,
         is_dedup: bool,
     ) -> Result<Stored> {
-        let inner = self.clone();
-        let built = tokio::task::spawn_blocking(move || build(&inner, seed, &pieces, is_dedup));
+        let output = self.clone();
+        let built = tokio::task::spawn_blocking(move || build(&output, seed, &pieces, is_dedup));
         let (segment, mut stored) = built
             .await
             .map_err(|cause| Error::with_source(ErrorKind::Io, "build segment", cause))??;
@@ -282,7 +315,7 @@ impl Inner {
             let placement = self.upload(&segment).await?;
             fail_point!("destage-segment-uploaded");
             if is_cached {
-                self.frames.insert_segment(&segment.info, segment.bytes.clone());
+                self.segments.frames.insert_segment(&segment.info, segment.bytes.clone());
             }
             let block_count = u32::try_from(stored.report.stored_block_count)
                 .expect("a segment has fewer than 2^24 blocks");
@@ -296,13 +329,13 @@ impl Inner {
 
 /// Compresses and seals the frames: the part that takes CPU time.
 fn build(
-    inner: &Inner,
+    output: &Output,
     seed: SegmentSeed,
     pieces: &[Piece],
     is_dedup: bool,
 ) -> Result<(Option<SealedSegment>, Stored)> {
     let started = Instant::now();
-    let root = inner.options.volume_keys.root(seed.key, &inner.pool_key);
+    let root = output.pool.volume_keys.root(seed.key, &output.pool.key);
     let root =
         root.ok_or_else(|| SegmentError::NoKey(seed.key).into_error("build segment".to_owned()))?;
     let plain_bytes: usize = pieces.iter().map(|piece| piece.plaintext.len()).sum();
@@ -310,12 +343,12 @@ fn build(
     // Reserve room for the worst case, in which nothing compresses: growing means copying, and
     // memory that is never written to costs nothing.
     let room = plain_bytes + pieces.len() * FRAME_OVERHEAD_BYTES + FOOTER_ROOM_BYTES;
-    let bytes = inner.buffers.take(room);
-    let level = match inner.is_urgent.load(Ordering::Relaxed) {
-        true => inner.options.zstd_level.min(URGENT_LEVEL),
-        false => inner.options.zstd_level,
+    let bytes = output.buffers.take(room);
+    let level = match output.is_urgent.load(Ordering::Relaxed) {
+        true => output.settings.zstd_level.min(URGENT_LEVEL),
+        false => output.settings.zstd_level,
     };
-    let mut builder = SegmentBuilder::new_in(seed, &inner.pool_key, &root, level, bytes);
+    let mut builder = SegmentBuilder::new_in(seed, &output.pool.key, &root, level, bytes);
     let mut stored = Stored {
         record: None,
         changes: Vec::with_capacity(pieces.len()),
@@ -323,7 +356,7 @@ fn build(
         report: WriteReport::default(),
     };
     let mut seen =
-        Seen { is_trusting: inner.options.planted.fingerprints_trusted, ..Seen::default() };
+        Seen { is_trusting: output.pool.planted.fingerprints_trusted, ..Seen::default() };
     for piece in pieces {
         let mut at = 0;
         while at < piece.plaintext.len() {
@@ -360,7 +393,7 @@ fn build(
     }
     let segment = (builder.frame_count() > 0).then(|| {
         let (info, bytes) = builder.finish_in();
-        SealedSegment { info, bytes: inner.buffers.share(bytes) }
+        SealedSegment { info, bytes: output.buffers.share(bytes) }
     });
     stored.report.build_us = micros(started);
     Ok((segment, stored))

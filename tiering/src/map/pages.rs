@@ -19,10 +19,13 @@
 use super::commit::Placed;
 use crate::segment::FrameAt;
 use block::Lsn;
+use block::units::BLOCK_BYTES;
 
 /// Blocks of 4 KiB in one page: 1 MiB of address space. Chosen by hand: a full page of scattered
 /// 4 KiB writes stays below one 4 KiB block of the database, and an operand costs about 80 bytes.
 pub const PAGE_BLOCKS: u64 = 256;
+/// Bytes of address space of one page.
+pub const PAGE_BYTES: u64 = PAGE_BLOCKS * BLOCK_BYTES;
 
 /// First of the two versions of the operand encoding that this build reads. Written whenever it can
 /// express the operand.

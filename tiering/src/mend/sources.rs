@@ -10,10 +10,9 @@
 //!   for as long as it actually runs: a read of a file in a directory that hangs occupies a thread
 //!   and cannot be cancelled.
 
-use crate::copier::verify;
+use super::Repair;
 use crate::outage::public_text;
 use crate::segment::SegmentInfo;
-use crate::tier::Inner;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -119,16 +118,16 @@ impl Source {
     }
 }
 
-impl Inner {
+impl Repair {
     /// Returns a segment that verifies and the name of the copy that had it, or the state of each
     /// copy.
     pub(super) async fn fetch_from_sources(
         &self,
         info: &SegmentInfo,
     ) -> Result<(Bytes, String), Vec<String>> {
-        let mut sources: Vec<Arc<Source>> = self.mending.sources().to_vec();
+        let mut sources: Vec<Arc<Source>> = self.sources().to_vec();
         sources.sort_by_key(|source| source.is_failing());
-        let hedge = if self.options.planted.mend_in_turn { SOURCE_TIMEOUT } else { HEDGE };
+        let hedge = if self.pool.planted.mend_in_turn { SOURCE_TIMEOUT } else { HEDGE };
         let ask = |source| Box::pin(self.ask(source, info)) as BoxFuture<'_, (Arc<Source>, Sent)>;
         let mut next = sources.into_iter().map(ask).peekable();
         let mut asked: FuturesUnordered<_> = next.next().into_iter().collect();
@@ -150,8 +149,8 @@ impl Inner {
         let sent = source.get_within(&info.object_path(), u64::from(info.object_bytes)).await;
         let verified = match sent {
             Err(wrong) => Err(wrong),
-            Ok(object) => match verify(self, info, &object).await {
-                Ok(Some(why)) if !self.options.planted.mend_unverified => {
+            Ok(object) => match self.pool.verify(info, &object).await {
+                Ok(Some(why)) if !self.pool.planted.mend_unverified => {
                     Err(format!("damaged too, {why}"))
                 }
                 Ok(_) => Ok(object),

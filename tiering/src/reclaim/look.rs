@@ -1,6 +1,7 @@
 //! The exact examination of a segment: finds the pages that reference it, from its own directory
 //! and the states of these pages.
 
+use super::Reclaim;
 use super::referenced::Foreign;
 use super::{Live, STATES_AT_ONCE};
 use crate::map::dedup::BackReferences;
@@ -9,7 +10,6 @@ use crate::map::records::SegmentRecord;
 use crate::map::repoint::SeenPage;
 use crate::map::{LayerId, LayerList, Placed};
 use crate::segment::{DirectoryEntry, FrameAt};
-use crate::tier::Inner;
 use block::{Error, ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -41,7 +41,7 @@ pub(super) struct Look {
     pub needless: Vec<(LayerId, u32)>,
 }
 
-impl Inner {
+impl Reclaim {
     /// Finds the references of pages to a segment, from its own directory and its back-references.
     /// `nobody` is the next number for a block without an owner.
     pub(super) async fn look_into(
@@ -50,18 +50,19 @@ impl Inner {
         nobody: &mut u64,
         begun: Instant,
     ) -> Result<Option<Look>> {
-        let found = self.map.find_segment(record.info.number.0).await?;
+        let found = self.metadata.map.find_segment(record.info.number.0).await?;
         if found.is_none_or(|found| !found.is_of(&record.info)) {
             return Ok(None);
         }
-        let entries = self.frames.read_directory(&record.stored()).await?;
-        let references = self.map.back_references(record.info.number.0, REFERENCES_AT_ONCE).await?;
-        let snapshot_count = self.map.snapshots().count_max();
+        let entries = self.segments.frames.read_directory(&record.stored()).await?;
+        let references =
+            self.metadata.map.back_references(record.info.number.0, REFERENCES_AT_ONCE).await?;
+        let snapshot_count = self.metadata.map.snapshots().count_max();
         // Each page is taken with all of its copies, and with the copies of all layers below.
         let written_for = entries.iter().map(|entry| entry.layer);
         let written_for: BTreeSet<u64> =
             written_for.chain(references.0.values().flatten().map(|layer| layer.0)).collect();
-        let holders = self.holders(&self.map.layers(), &written_for);
+        let holders = self.holders(&self.metadata.map.layers(), &written_for);
         let pages_at_once = (PAGES_AT_ONCE / (1 + snapshot_count / 32 + holders.len() / 32)).max(1);
         if !references.0.is_empty() {
             let look = self.look_into_referenced(
@@ -96,7 +97,8 @@ impl Inner {
     /// it. The count is trusted, because its directory cannot be read.
     pub(super) async fn look_at_left_out(&self, record: &SegmentRecord) -> Result<Look> {
         let number = record.info.number.0;
-        let (references, is_cut) = self.map.back_references(number, REFERENCES_AT_ONCE).await?;
+        let (references, is_cut) =
+            self.metadata.map.back_references(number, REFERENCES_AT_ONCE).await?;
         let mut look = Look { is_cut, ..Look::default() };
         if is_cut {
             let pages = references.iter();
@@ -116,7 +118,7 @@ impl Inner {
         entries: Vec<DirectoryEntry>,
     ) -> Result<Look> {
         let written_for: BTreeSet<u64> = entries.iter().map(|entry| entry.layer).collect();
-        let layers = self.map.layers();
+        let layers = self.metadata.map.layers();
         let holders = self.holders(&layers, &written_for);
         let mut seen = Vec::with_capacity(holders.len());
         for holder in holders {
@@ -125,7 +127,7 @@ impl Inner {
                 .filter(|entry| layers.is_below(holder, LayerId(entry.layer)))
                 .copied()
                 .collect();
-            seen.push((holder, its, self.map.page_for_reclaim(holder, page).await?));
+            seen.push((holder, its, self.metadata.map.page_for_reclaim(holder, page).await?));
         }
         look_at(record, page, &seen)
     }
@@ -135,7 +137,7 @@ impl Inner {
         let mut holders: HashSet<LayerId> = HashSet::new();
         for layer in written_for.iter().copied().map(LayerId) {
             holders.insert(layer);
-            if !self.options.planted.reclaim_without_clones {
+            if !self.pool.planted.reclaim_without_clones {
                 holders.extend(layers.descendants(layer));
             }
         }

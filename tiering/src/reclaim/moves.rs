@@ -2,6 +2,7 @@
 //! their pages and forgets the old segments.
 
 use super::Live;
+use super::Reclaim;
 use super::referenced::Foreign;
 use super::rewrite::Rewritten;
 use crate::dedup::Victims;
@@ -11,7 +12,6 @@ use crate::map::dedup::BackReferences;
 use crate::map::repoint::Place;
 use crate::map::{LayerId, Moved, Placed, Repoint, RepointReport};
 use crate::segment_store::Leftover;
-use crate::tier::Inner;
 use block::{Error, ErrorKind, Result};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) struct ByPlace {
     pub needless: Vec<(u64, LayerId, u32)>,
 }
 
-impl Inner {
+impl Reclaim {
     /// Commits in a task of its own, so that dropping the step does not leave the map half changed.
     pub(super) async fn commit_moves(
         self: &Arc<Self>,
@@ -41,9 +41,9 @@ impl Inner {
         let Rewritten { live, settled, emptied, written, by_place, .. } = rewritten;
         let new: Vec<Leftover> = written.segments.iter().map(Leftover::from).collect();
         let old: Vec<Leftover> = emptied.iter().map(Leftover::from).collect();
-        if self.options.planted.delete_first {
+        if self.pool.planted.delete_first {
             for segment in &old {
-                self.segments.delete(segment).await.map_err(|error| {
+                self.segments.store.delete(segment).await.map_err(|error| {
                     Error::with_source(ErrorKind::Unavailable, "delete a segment", error)
                 })?;
             }
@@ -51,7 +51,7 @@ impl Inner {
         let moved = match moves_of(live, &written) {
             Ok(moved) => moved,
             Err(error) => {
-                self.orphans.abandon(new);
+                self.segments.leftovers.abandon(new);
                 for record in &emptied {
                     self.leave_alone(record, error.clone())?;
                 }
@@ -66,34 +66,36 @@ impl Inner {
             fingerprints: written.fingerprints,
             by_place,
             emptied,
-            next_segment: self.next_segment.load(Ordering::SeqCst),
-            planted: self.options.planted,
+            next_segment: self.metadata.next_segment.load(Ordering::SeqCst),
+            planted: self.pool.planted,
         };
-        let inner = self.clone();
-        let task = self.background.spawn(async move {
+        let reclaim = self.clone();
+        let task = self.pool.background.spawn(async move {
             let _taken = taken; // until the commit is over
-            let mut writer = inner.writer.lock().await;
+            let mut writer = reclaim.metadata.writer.lock().await;
             let mut lists = asked.fingerprints.clone();
-            if !Arc::ptr_eq(&seen, &inner.map.db()) {
-                inner.orphans.abandon(new);
+            if !Arc::ptr_eq(&seen, &reclaim.metadata.map.db()) {
+                reclaim.segments.leftovers.abandon(new);
                 let what = "reclaim segments: the metadata database was opened anew meanwhile";
                 return Err(Error::new(ErrorKind::Unavailable, what));
             }
-            let done = inner.map.repoint(&mut writer, asked).await;
+            let done = reclaim.metadata.map.repoint(&mut writer, asked).await;
             match &done {
                 Ok(report) => {
                     let is_unused = |number: u64| {
                         report.unused.iter().any(|record| record.info.number.0 == number)
                     };
                     lists.retain(|(number, _)| !is_unused(*number));
-                    inner.dedup.add(&lists);
-                    inner.dedup.forget(report.forgotten.iter().map(|record| record.info.number.0));
+                    reclaim.dedup.add(&lists);
+                    reclaim
+                        .dedup
+                        .forget(report.forgotten.iter().map(|record| record.info.number.0));
                     let gone = report.forgotten.iter().chain(&report.unused);
-                    inner.orphans.abandon(gone.map(Leftover::from));
+                    reclaim.segments.leftovers.abandon(gone.map(Leftover::from));
                 }
                 // It is unknown which of them the map references; each is deleted only if it is not
                 // referenced.
-                Err(_) => inner.orphans.abandon(new.into_iter().chain(old)),
+                Err(_) => reclaim.segments.leftovers.abandon(new.into_iter().chain(old)),
             }
             done
         });

@@ -13,13 +13,13 @@
 //!   it.
 //! - A count is corrected only while nothing is committed, and only if every page opens.
 
+use super::Reclaim;
 use super::look::{PAGES_AT_ONCE, REFERENCES_AT_ONCE, pages_of};
 use super::referenced::NOBODY;
 use super::{POSTPONED_TIME, ReclaimReport, State};
 use crate::map::LayerId;
 use crate::map::records::SegmentRecord;
 use crate::segment::DirectoryEntry;
-use crate::tier::Inner;
 use block::{Error, ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeSet, HashSet};
@@ -91,10 +91,10 @@ impl State {
     }
 }
 
-impl Inner {
+impl Reclaim {
     /// Examines the next part of a segment that has more references than blocks, if there is one.
     pub(super) async fn recount_step(&self) -> Result<ReclaimReport> {
-        let begun = self.reclaim.state.lock().recount.take();
+        let begun = self.state.lock().recount.take();
         let mut recount = match begun {
             Some(recount) => recount,
             None => match self.begin_recount().await? {
@@ -104,7 +104,7 @@ impl Inner {
         };
         let number = recount.record.info.number.0;
         let found = self.recount_part(&mut recount).await;
-        let mut state = self.reclaim.state.lock();
+        let mut state = self.state.lock();
         let page_count = match found {
             Ok(page_count) => page_count,
             // Rewriting it would fail in the same way. It is not examined again before its count
@@ -145,17 +145,17 @@ impl Inner {
 
     async fn begin_recount(&self) -> Result<Option<Recount>> {
         loop {
-            let next = self.reclaim.state.lock().crowded.pop();
+            let next = self.state.lock().crowded.pop();
             let Some(record) = next else { return Ok(None) };
             let number = record.info.number.0;
-            let live = self.map.live_blocks(number).await?;
-            let has_references = !self.map.back_references(number, 1).await?.0.is_empty();
-            let found = self.map.find_segment(number).await?;
+            let live = self.metadata.map.live_blocks(number).await?;
+            let has_references = !self.metadata.map.back_references(number, 1).await?.0.is_empty();
+            let found = self.metadata.map.find_segment(number).await?;
             if found.is_none_or(|found| !found.is_of(&record.info)) {
                 continue; // forgotten meanwhile
             }
             let entries = match has_references {
-                true => self.frames.read_directory(&record.stored()).await,
+                true => self.segments.frames.read_directory(&record.stored()).await,
                 false => Ok(Vec::new()),
             };
             match entries {
@@ -167,7 +167,7 @@ impl Inner {
                 // Each block is referenced once, or the number is unknown.
                 _ => {
                     let known = Recounted { live, places: live, at: Instant::now() };
-                    self.reclaim.state.lock().note_recounted(number, known);
+                    self.state.lock().note_recounted(number, known);
                 }
             }
         }
@@ -180,7 +180,7 @@ impl Inner {
         let page_count = namers.len();
         let mut places: HashSet<(u32, u8)> = HashSet::new();
         let mut seen = futures::stream::iter(namers)
-            .map(|(layer, page)| self.map.page_for_reclaim(layer, page))
+            .map(|(layer, page)| self.metadata.map.page_for_reclaim(layer, page))
             .buffer_unordered(PAGES_AT_ONCE);
         while let Some(page) = seen.try_next().await? {
             for run in page.states.iter().flatten().filter(|run| run.segment == number) {
@@ -200,7 +200,7 @@ impl Inner {
         entries: &[DirectoryEntry],
         cursor: Cursor,
     ) -> Result<(Vec<(LayerId, u32)>, Cursor)> {
-        let layers = self.map.layers();
+        let layers = self.metadata.map.layers();
         let mut namers: BTreeSet<(LayerId, u32)> = BTreeSet::new();
         let mut add = |layer: LayerId, page: u32| {
             let holders = self.holders(&layers, &BTreeSet::from([layer.0]));
@@ -217,8 +217,11 @@ impl Inner {
             }
             Cursor::After(last) => {
                 let number = record.info.number.0;
-                let found =
-                    self.map.back_references_after(number, last, REFERENCES_AT_ONCE).await?;
+                let found = self
+                    .metadata
+                    .map
+                    .back_references_after(number, last, REFERENCES_AT_ONCE)
+                    .await?;
                 found.iter().for_each(|(layer, page)| add(*layer, *page));
                 match found.last() {
                     Some(last) if found.len() == REFERENCES_AT_ONCE => Cursor::After(Some(*last)),
@@ -237,7 +240,7 @@ impl Inner {
     /// `Corrupt` when a page or the directory does not open; `Full` when too many pages reference
     /// it.
     pub(crate) async fn exact_count(&self, record: &SegmentRecord) -> Result<u64> {
-        let entries = self.frames.read_directory(&record.stored()).await?;
+        let entries = self.segments.frames.read_directory(&record.stored()).await?;
         let number = record.info.number.0;
         let mut known: HashSet<(LayerId, u32)> = HashSet::new();
         let (mut cursor, mut count) = (Cursor::Own, 0);
@@ -251,7 +254,7 @@ impl Inner {
                 return Err(Error::new(ErrorKind::Full, what));
             }
             let mut counts = futures::stream::iter(namers)
-                .map(|(layer, page)| self.map.counted_of(layer, page, number))
+                .map(|(layer, page)| self.metadata.map.counted_of(layer, page, number))
                 .buffer_unordered(PAGES_AT_ONCE);
             while let Some(blocks) = counts.try_next().await? {
                 count += blocks;
@@ -266,18 +269,18 @@ impl Inner {
         for number in numbers {
             // The lock prevents commits during one segment, and is released between two so that
             // destage has its turn.
-            let mut writer = self.writer.lock().await;
-            self.map.check(&writer)?;
-            let Some(record) = self.map.find_segment(*number).await? else { continue };
-            let live = self.map.live_blocks(*number).await?;
+            let mut writer = self.metadata.writer.lock().await;
+            self.metadata.map.check(&writer)?;
+            let Some(record) = self.metadata.map.find_segment(*number).await? else { continue };
+            let live = self.metadata.map.live_blocks(*number).await?;
             let count = u32::try_from(self.exact_count(&record).await?).unwrap_or(u32::MAX);
             if count == live {
                 continue;
             }
-            self.map.set_live(&mut writer, &[(*number, count)]).await?;
+            self.metadata.map.set_live(&mut writer, &[(*number, count)]).await?;
             drop(writer);
-            self.reclaim.note_well(*number);
-            self.reclaim.state.lock().is_pass_wanted = true;
+            self.note_well(*number);
+            self.state.lock().is_pass_wanted = true;
             tracing::warn!(
                 segment = number,
                 was = live,

@@ -12,6 +12,7 @@
 //! - A page that references a frame, and is neither where the directory says nor has a
 //!   back-reference, is damage: the segment stays.
 
+use super::Reclaim;
 use super::look::{Look, pages_of};
 use super::{Live, STATES_AT_ONCE, VICTIMS_TIME_MAX};
 use crate::map::dedup::BackReferences;
@@ -20,7 +21,6 @@ use crate::map::records::SegmentRecord;
 use crate::map::repoint::{Place, SeenPage};
 use crate::map::{LayerId, LayerList, Placed};
 use crate::segment::{DirectoryEntry, FrameAt};
-use crate::tier::Inner;
 use block::{Error, ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -64,7 +64,7 @@ struct PageLook {
     state_count: usize,
 }
 
-impl Inner {
+impl Reclaim {
     /// Like `look_into`, but for a segment that has back-references. `nobody` is the next number
     /// for a block without an owner.
     pub(super) async fn look_into_referenced(
@@ -121,10 +121,10 @@ impl Inner {
         let written_for = roots.entries.iter().map(|entry| entry.layer);
         let written_for: BTreeSet<u64> =
             written_for.chain(roots.foreign.iter().map(|layer| layer.0)).collect();
-        let layers = self.map.layers();
+        let layers = self.metadata.map.layers();
         let mut seen = Vec::new();
         for holder in self.holders(&layers, &written_for) {
-            seen.push((holder, self.map.page_for_reclaim(holder, roots.page).await?));
+            seen.push((holder, self.metadata.map.page_for_reclaim(holder, roots.page).await?));
         }
         if has_more {
             // Some of the page's back-references may come after those that were read.
@@ -134,7 +134,7 @@ impl Inner {
                 let parent = |layer: &LayerId| layers.get(*layer).and_then(|record| record.parent);
                 for layer in std::iter::successors(Some(*holder), parent) {
                     if !roots.foreign.contains(&layer)
-                        && self.map.has_back_reference(number, layer, roots.page).await?
+                        && self.metadata.map.has_back_reference(number, layer, roots.page).await?
                     {
                         roots.foreign.push(layer);
                     }

@@ -1,5 +1,6 @@
 //! Writes the live blocks of the segments of a step to new segments.
 
+use super::Reclaim;
 use super::look::Look;
 use super::moves::ByPlace;
 use super::referenced::NOBODY;
@@ -13,7 +14,6 @@ use crate::fetch::Access;
 use crate::map::LayerId;
 use crate::map::records::SegmentRecord;
 use crate::segment::FrameRef;
-use crate::tier::Inner;
 use block::buffers::part_of;
 use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
@@ -42,11 +42,11 @@ enum Stopped {
     Writing(Error),
 }
 
-impl Inner {
+impl Reclaim {
     /// Writes the live blocks of the victims to new segments.
     pub(super) async fn rewrite_victims(self: &Arc<Self>, victims: &[Victim]) -> Result<Rewritten> {
-        let segment_bytes = self.options.segment_bytes.min(SEGMENT_BYTES_MAX);
-        let mut writer = SegmentWriter::new(self, 1, segment_bytes);
+        let segment_bytes = self.output.settings.segment_bytes.min(SEGMENT_BYTES_MAX);
+        let mut writer = SegmentWriter::new(&self.output, 1, segment_bytes);
         // Segments with the same key follow one another, so that their blocks share new segments.
         let mut victims: Vec<&Victim> = victims.iter().collect();
         victims.sort_by_key(|victim| victim.record.info.key);
@@ -57,19 +57,19 @@ impl Inner {
         let mut later = Vec::new();
         let begun = Instant::now();
         // Clear it also after a step that was dropped.
-        self.reclaim.state.lock().looking = None;
+        self.state.lock().looking = None;
         for victim @ Victim { record, .. } in victims {
             if begun.elapsed() > VICTIMS_TIME_MAX {
                 later.push(victim.clone()); // do not waste the work done so far
                 continue;
             }
-            if self.options.planted.forget_unchecked {
+            if self.pool.planted.forget_unchecked {
                 emptied.push(record.clone());
                 continue;
             }
-            self.reclaim.state.lock().looking = Some(record.info.number.0);
+            self.state.lock().looking = Some(record.info.number.0);
             let look = self.look_into(record, &mut nobody, begun).await;
-            self.reclaim.state.lock().looking = None;
+            self.state.lock().looking = None;
             let look = match look {
                 Ok(Some(look)) => look,
                 Ok(None) => continue, // forgotten meanwhile
@@ -83,8 +83,8 @@ impl Inner {
                             continue;
                         }
                     },
-                    _ if self.is_counting_out() => {
-                        self.reclaim.state.lock().is_pass_wanted = true;
+                    _ if self.exclusions.is_counting_out() => {
+                        self.state.lock().is_pass_wanted = true;
                         continue;
                     }
                     _ => {
@@ -112,7 +112,7 @@ impl Inner {
                 // The volumes were dropped together with their key, and their pages are being
                 // dropped too.
                 Err(Stopped::Reading(_)) if self.is_dropped_with_key(record, &look) => {
-                    self.reclaim.state.lock().is_pass_wanted = true;
+                    self.state.lock().is_pass_wanted = true;
                     continue;
                 }
                 // Blocks of it that were read are not moved either.
@@ -128,7 +128,7 @@ impl Inner {
             match look.is_cut {
                 true if is_step => later.push(victim.clone()),
                 // It is hidden only by ranges that are yet to be folded.
-                true => self.reclaim.state.lock().is_pass_wanted = true,
+                true => self.state.lock().is_pass_wanted = true,
                 false if look.has_hidden => {}
                 false => emptied.push(record.clone()),
             }
@@ -148,7 +148,7 @@ impl Inner {
         }
         settled.sort_unstable();
         settled.dedup();
-        self.reclaim.state.lock().victims.extend(later.into_iter().rev());
+        self.state.lock().victims.extend(later.into_iter().rev());
         let written = writer.finish().await?;
         Ok(Rewritten { live, settled, emptied, written, read_bytes, by_place })
     }
@@ -157,8 +157,8 @@ impl Inner {
     async fn live_of(&self, victim: &Victim) -> Result<u32> {
         match victim.live {
             0 => Ok(0),
-            _ if self.is_counting_out() => Ok(victim.live),
-            _ => self.map.live_blocks(victim.record.info.number.0).await,
+            _ if self.exclusions.is_counting_out() => Ok(victim.live),
+            _ => self.metadata.map.live_blocks(victim.record.info.number.0).await,
         }
     }
 
@@ -167,14 +167,14 @@ impl Inner {
         let own = look.live.iter().map(|one| one.layer).filter(|layer| *layer != NOBODY);
         let naming = look.naming.iter().map(|(layer, _)| *layer);
         let volumes: BTreeSet<VolumeId> = own.chain(naming).map(LayerId::volume).collect();
-        !self.options.planted.keyless_damaged
-            && !self.options.volume_keys.has(record.info.key)
+        !self.pool.planted.keyless_damaged
+            && !self.pool.volume_keys.has(record.info.key)
             && !volumes.is_empty()
-            && volumes.iter().all(|volume| self.is_dropping(|one| one == *volume))
+            && volumes.iter().all(|volume| self.metadata.is_dropping(|one| one == *volume))
     }
 
     fn may_lack(&self, record: &SegmentRecord, error: &Error) -> bool {
-        error.kind() == ErrorKind::NotFound && self.may_be_left_out(record.info.number.0)
+        error.kind() == ErrorKind::NotFound && self.exclusions.may_be_left_out(record.info.number.0)
     }
 
     /// Writes the live blocks of a segment, sorted, to new ones. Returns the bytes of their frames.
@@ -185,7 +185,7 @@ impl Inner {
         writer: &mut SegmentWriter,
     ) -> Result<u64, Stopped> {
         let key = record.info.key;
-        if !live.is_empty() && !self.options.volume_keys.has(key) {
+        if !live.is_empty() && !self.pool.volume_keys.has(key) {
             let what = format!("{}: volumes still name it, but {key} is not there", record.info);
             return Err(Stopped::Reading(Error::new(ErrorKind::NotFound, what)));
         }
@@ -194,8 +194,8 @@ impl Inner {
         let number = record.info.number.0;
         let fingerprinter = match live.is_empty() {
             true => None,
-            false => match self.map.fingerprints(number).await {
-                Ok(found) => found.and_then(|_| self.fingerprinter(key)),
+            false => match self.metadata.map.fingerprints(number).await {
+                Ok(found) => found.and_then(|_| self.dedup.fingerprinter(key)),
                 // Fingerprints decide nothing, so damage to them is ignored.
                 Err(error) if error.kind() == ErrorKind::Corrupt => None,
                 Err(error) => return Err(Stopped::Reading(error)),
@@ -209,7 +209,8 @@ impl Inner {
             }
         }
         let read_bytes = frames.iter().map(|frame| u64::from(frame.at.sealed_bytes)).sum();
-        let local_count = frames.iter().filter(|frame| self.frames.is_local(frame)).count();
+        let local_count =
+            frames.iter().filter(|frame| self.segments.frames.is_local(frame)).count();
         writer.set_cached(2 * local_count > frames.len());
         let mut packer: Option<(LayerId, Packer)> = None;
         let mut pieces: Vec<Piece> = Vec::new();
@@ -217,7 +218,7 @@ impl Inner {
         let mut reads =
             futures::stream::iter(frames.chunks(FRAMES_AT_ONCE).map(<[FrameRef]>::to_vec))
                 .map(|frames| async move {
-                    let read = self.frames.read_many(&frames, Access::Once).await?;
+                    let read = self.segments.frames.read_many(&frames, Access::Once).await?;
                     Ok::<_, Error>((frames, read))
                 })
                 .buffered(READS_AT_ONCE);
@@ -231,7 +232,7 @@ impl Inner {
                         pieces.extend(packer.take().and_then(|(_, mut packer)| packer.end()));
                     }
                     let (_, packer) = packer.get_or_insert_with(|| {
-                        (one.layer, Packer::new(one.layer, self.options.frame_blocks))
+                        (one.layer, Packer::new(one.layer, self.output.settings.frame_blocks))
                     });
                     let bytes = blocks_of(record, frame, &plain, one).map_err(Stopped::Reading)?;
                     let fingerprints: Vec<u64> = fingerprinter

@@ -5,11 +5,12 @@
 //! - The work that hints start is bounded in tasks and in bytes, however slow the store is.
 
 use super::Tier;
+use crate::read::Reader;
 use crate::segment::FrameRef;
 use block::VolumeId;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Semaphore;
 
 /// Maximum number of bytes that one prefetch hint fetches. Chosen by hand: the stream cache holds
@@ -22,7 +23,16 @@ pub(super) const PREFETCH_COUNT_MAX: usize = 32;
 /// Maximum number of concurrent read-aheads of streams. It is separate from the limit for hints so
 /// that the hints of one client do not stop the read-ahead of another. Chosen by hand: a read asks
 /// for at most 8 MiB of read-ahead, mostly for less.
-pub(super) const READ_AHEAD_COUNT_MAX: usize = 64;
+const READ_AHEAD_COUNT_MAX: usize = 64;
+
+/// The job; see the module.
+pub(crate) struct Prefetch {
+    reader: Arc<Reader>,
+    pub(super) hint_places: Arc<Semaphore>,
+    read_ahead_places: Arc<Semaphore>,
+    /// Hints and read-aheads that were dropped.
+    pub(super) dropped_count: AtomicU64,
+}
 
 impl Tier {
     /// Hints that a range will be read. Fetches the frames of its first 32 MiB in the background,
@@ -30,26 +40,42 @@ impl Tier {
     /// are dropped and counted.
     pub fn prefetch(&self, volume: VolumeId, offset: u64, length: u64) {
         let range = offset..offset.saturating_add(length);
-        self.read_ahead(volume, range, &self.inner.prefetch_places);
+        self.parts.jobs.prefetch.fetch(volume, range, &self.parts.jobs.prefetch.hint_places);
+    }
+}
+
+impl Prefetch {
+    pub(super) fn new(reader: Arc<Reader>) -> Prefetch {
+        Prefetch {
+            reader,
+            hint_places: Arc::new(Semaphore::new(PREFETCH_COUNT_MAX)),
+            read_ahead_places: Arc::new(Semaphore::new(READ_AHEAD_COUNT_MAX)),
+            dropped_count: AtomicU64::new(0),
+        }
     }
 
-    pub(super) fn read_ahead(&self, volume: VolumeId, range: Range<u64>, places: &Arc<Semaphore>) {
+    /// Fetches a range that a stream will read next, as far as there is room.
+    pub(super) fn read_ahead(&self, volume: VolumeId, range: Range<u64>) {
+        self.fetch(volume, range, &self.read_ahead_places);
+    }
+
+    fn fetch(&self, volume: VolumeId, range: Range<u64>, places: &Arc<Semaphore>) {
         // The caller does not wait for the task, so this semaphore is the only bound on the number
         // of tasks.
         let Ok(place) = places.clone().try_acquire_owned() else {
-            self.inner.hint_dropped_count.fetch_add(1, Ordering::Relaxed);
+            self.dropped_count.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        let inner = self.inner.clone();
+        let reader = self.reader.clone();
         let end = range.end.min(range.start.saturating_add(PREFETCH_BYTES_MAX));
         let task = async move {
-            match inner.resolve(volume, None, range.start, end.saturating_sub(range.start)).await {
+            match reader.resolve(volume, None, range.start, end.saturating_sub(range.start)).await {
                 Ok(wanted) => {
                     let mut frames: Vec<FrameRef> =
                         wanted.iter().map(|part| part.frame.clone()).collect();
                     drop(wanted);
                     frames.dedup();
-                    if let Some(fetch) = inner.frames.read_ahead(&frames)
+                    if let Some(fetch) = reader.segments.frames.read_ahead(&frames)
                         && let Err(error) = fetch.await
                     {
                         tracing::debug!(%error, "read-ahead ended early");

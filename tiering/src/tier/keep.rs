@@ -9,11 +9,13 @@
 //! - Attempts continue until one succeeds or the tier ends. The pause between attempts is bounded.
 
 use super::opening::{close_quietly, open_database};
-use super::{CLOSE_TIMEOUT, Inner};
+use super::{CLOSE_TIMEOUT, TierOptions};
+use crate::pool::Metadata;
+use crate::watched::Watched;
 use block::conditions::Report;
 use block::{ConditionKind, Error, ErrorKind, Result};
-use std::sync::Weak;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Pause after the first failed attempt; it doubles up to [`PAUSE_MAX`]. Chosen by hand: bounds the
@@ -27,40 +29,53 @@ const NOTICE: Duration = Duration::from_secs(5);
 /// Subject of the condition.
 const SUBJECT: &str = "pool";
 
+/// The job; see the module.
+pub(crate) struct Keeper {
+    /// Options of the first opening, which are those of every other.
+    pub options: TierOptions,
+    pub metadata: Arc<Metadata>,
+    /// The store, for the database.
+    pub watched: Arc<Watched>,
+    /// Number of times that the database was reopened.
+    pub reopen_count: AtomicU64,
+}
+
 /// Runs [`keep`] and restarts it if it panics. Without it, a database that has ended would stay
 /// closed.
-pub(super) async fn supervised(tier: Weak<Inner>) {
+pub(super) async fn supervised(keeper: Weak<Keeper>) {
     let job = block::Job::new("metadata upkeep", "a metadata database that ends is opened late");
-    while let Err(why) = block::jobs::caught(keep(tier.clone())).await {
-        let Some(inner) = tier.upgrade() else { return };
-        job.raise_died(&inner.options.conditions, &why);
-        drop(inner);
+    while let Err(why) = block::jobs::caught(keep(keeper.clone())).await {
+        let Some(this) = keeper.upgrade() else { return };
+        job.raise_died(&this.options.conditions, &why);
+        drop(this);
         tokio::time::sleep(PAUSE_MAX).await;
     }
 }
 
 /// Reopens the metadata database whenever it ends, for as long as the tier lives.
-pub(super) async fn keep(tier: Weak<Inner>) {
+pub(super) async fn keep(keeper: Weak<Keeper>) {
     loop {
-        let Some(mut vigil) = tier.upgrade().map(|inner| inner.map.vigil()) else { return };
+        let Some(mut vigil) = keeper.upgrade().map(|this| this.metadata.map.vigil()) else {
+            return;
+        };
         if !vigil.ended().await {
             return;
         }
         let mut pause = PAUSE_MIN;
         loop {
-            let Some(inner) = tier.upgrade() else { return };
+            let Some(this) = keeper.upgrade() else { return };
             let reopened = tokio::select! {
-                reopened = inner.reopen_or_say() => reopened,
+                reopened = this.reopen_or_say() => reopened,
                 () = vigil.finished() => return,
             };
             match reopened {
                 Ok(()) => break,
                 Err(error) if error.kind() == ErrorKind::Fenced => {
-                    return inner.map.set_final(error);
+                    return this.metadata.map.set_final(error);
                 }
-                Err(error) => inner.map.set_ended(error),
+                Err(error) => this.metadata.map.set_ended(error),
             }
-            drop(inner);
+            drop(this);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = vigil.finished() => return,
@@ -70,8 +85,8 @@ pub(super) async fn keep(tier: Weak<Inner>) {
     }
 }
 
-impl Inner {
-    /// Like [`Inner::reopen`], but raises a condition that lasts until an attempt succeeds.
+impl Keeper {
+    /// Like [`Keeper::reopen`], but raises a condition that lasts until an attempt succeeds.
     async fn reopen_or_say(&self) -> Result<()> {
         let conditions = &self.options.conditions;
         let say = |why: &str| {
@@ -103,8 +118,8 @@ impl Inner {
     /// Makes one attempt to continue with another handle of the metadata database.
     async fn reopen(&self) -> Result<()> {
         // While this lock is held, no commit is under way and none begins.
-        let mut writer = self.writer.lock().await;
-        let old = self.map.db();
+        let mut writer = self.metadata.writer.lock().await;
+        let old = self.metadata.map.db();
         if let Some(error) = old.fence() {
             return Err(error);
         }
@@ -114,7 +129,8 @@ impl Inner {
             tracing::debug!(error = %error.chain(), "a metadata database that has ended");
         }
         let db = open_database(&self.options, &self.watched, true).await?;
-        let reopened = self.map.reopen(&mut writer, db.clone(), &self.pool_key).await;
+        let reopened =
+            self.metadata.map.reopen(&mut writer, db.clone(), &self.options.pool_key).await;
         if reopened.is_err() {
             close_quietly(&db).await;
             return reopened;
@@ -127,7 +143,7 @@ impl Inner {
 
 /// Interprets a failed opening that found another writer's claim, by asking
 /// [`super::TierOptions::owner_check`].
-pub(super) async fn fence_or_own_claim(options: &super::TierOptions, fenced: Error) -> Error {
+pub(super) async fn fence_or_own_claim(options: &TierOptions, fenced: Error) -> Error {
     match &options.owner_check {
         // The pool is still ours, so the claim is our own, from an attempt whose answer was lost.
         Some(check) if check.ask().await.is_ok() => {

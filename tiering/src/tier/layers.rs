@@ -1,33 +1,12 @@
 //! Clones and rollbacks for the daemon: making, promoting and retiring layers, and reporting
 //! dependencies between them.
 
-use super::{Inner, Origin, PAGE_BYTES, Tier};
-use crate::copier::LeftOut;
+use super::{Origin, Tier};
+use crate::map::pages::PAGE_BYTES;
 use crate::map::{Health, LayerChange, LayerId, LayerRecord, NewLayer};
+use crate::pool::LeftOut;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
-
-impl Inner {
-    /// Implements [`Tier::is_dropping`].
-    pub(crate) fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
-        // Read the layers first: a layer that releases its source queues the source for pruning
-        // before its own record changes.
-        let layers = self.map.layers();
-        let others =
-            layers.iter().map(|(layer, _)| layer.volume()).filter(|volume| !is_one(*volume));
-        let needed = layers.needed_by(&others.collect(), false);
-        // The layer is not yet retired or forgotten, so pages of its source are kept for it.
-        let is_based = |(layer, record): (LayerId, &LayerRecord)| {
-            record.base.is_some() && is_one(layer.volume()) && !needed.contains(&layer)
-        };
-        if layers.iter().any(is_based) {
-            return true;
-        }
-        let (ranges, to_prune) = (self.map.ranges(), self.map.layers_to_prune());
-        let mut layers = ranges.iter().map(|(layer, _)| layer).chain(to_prune);
-        layers.any(|layer| is_one(layer.volume()))
-    }
-}
 
 impl Tier {
     /// Makes a writable volume that shows the state of `source` at the LSN `at`, at which `source`
@@ -68,7 +47,7 @@ impl Tier {
             return Err(Error::new(ErrorKind::Invalid, what));
         }
         let new = NewLayer { volume, source: volume, at, since, record, is_promoted: true };
-        let next = self.inner.map.layers().current(volume).next();
+        let next = self.parts.metadata.map.layers().current(volume).next();
         self.make_layer(new, next).await
     }
 
@@ -99,10 +78,10 @@ impl Tier {
             error.kind(),
             ErrorKind::Busy | ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Full
         );
-        while !is_refused && matches!(self.inner.map.health(), Health::Ended(_)) {
-            self.inner.map.wait_well().await;
+        while !is_refused && matches!(self.parts.metadata.map.health(), Health::Ended(_)) {
+            self.parts.metadata.map.wait_well().await;
         }
-        let layers = self.inner.map.layers();
+        let layers = self.parts.metadata.map.layers();
         match made.filter(|layer| !is_refused && layers.get(*layer).is_some()) {
             Some(_) => Ok(()),
             None => Err(error),
@@ -111,11 +90,11 @@ impl Tier {
 
     /// Runs in a task of its own, so that dropping the call does not leave the map half changed.
     async fn change_layers(&self, asked: LayerChange) -> Result<bool> {
-        self.inner.check_writable()?;
-        let inner = self.inner.clone();
-        let task = self.inner.background.spawn(async move {
-            let mut writer = inner.writer.lock().await;
-            inner.map.change_layers(&mut writer, asked).await
+        self.parts.pool.check_writable()?;
+        let metadata = self.parts.metadata.clone();
+        let task = self.parts.pool.background.spawn(async move {
+            let mut writer = metadata.writer.lock().await;
+            metadata.map.change_layers(&mut writer, asked).await
         });
         task.await.map_err(|cause| Error::with_source(ErrorKind::Io, "change layers", cause))?
     }
@@ -124,7 +103,7 @@ impl Tier {
     /// was not yet called for it.
     #[must_use]
     pub fn is_retirable(&self, volume: VolumeId) -> bool {
-        let layers = self.inner.map.layers();
+        let layers = self.parts.metadata.map.layers();
         let record = layers.get(layers.current(volume));
         record.is_some_and(|record| record.parent.is_some() && !record.is_former)
     }
@@ -135,7 +114,7 @@ impl Tier {
     /// # Errors
     /// `Busy` or `Full`, with advice for the user.
     pub fn check_depth(&self, volume: VolumeId, at: Lsn) -> Result<()> {
-        self.inner.map.check_depth(self.inner.map.layers().at(volume, at))
+        self.parts.metadata.map.check_depth(self.parts.metadata.map.layers().at(volume, at))
     }
 
     /// Checks, as far as possible, that this process still owns the pool.
@@ -143,28 +122,25 @@ impl Tier {
     /// # Errors
     /// `Fenced` if another process has taken it; those of the owner check.
     pub async fn check_owner(&self) -> Result<()> {
-        match &self.inner.options.owner_check {
-            Some(check) => check.ask().await,
-            None => Ok(()),
-        }
+        self.parts.pool.check_owner().await
     }
 
     /// Updates the set of segments that a copy lacks on purpose.
     pub fn set_left_out(&self, left_out: Option<LeftOut>) {
-        *self.inner.left_out.write() = left_out;
+        *self.parts.exclusions.left_out.write() = left_out;
     }
 
     /// Returns whether the metadata still holds pages that removed snapshots or a trim of these
     /// volumes made unreachable, or still keeps pages of a source for one of these volumes.
     #[must_use]
     pub fn is_dropping(&self, is_one: impl Fn(VolumeId) -> bool) -> bool {
-        self.inner.is_dropping(is_one)
+        self.parts.metadata.is_dropping(is_one)
     }
 
     /// Returns the source that a volume was made from and still depends on.
     #[must_use]
     pub fn origin(&self, volume: VolumeId) -> Option<Origin> {
-        let layers = self.inner.map.layers();
+        let layers = self.parts.metadata.map.layers();
         let record = layers.get(layers.current(volume))?;
         let (base, parent) = (record.base?, record.parent?);
         Some(Origin {
@@ -180,7 +156,7 @@ impl Tier {
     /// included: their data is kept without the snapshot.
     #[must_use]
     pub fn dependents(&self, volume: VolumeId, at: Lsn) -> Vec<VolumeId> {
-        let layers = self.inner.map.layers();
+        let layers = self.parts.metadata.map.layers();
         let parent = layers.at(volume, at);
         let depends = |record: &LayerRecord| {
             !record.is_former

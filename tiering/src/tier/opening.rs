@@ -1,25 +1,37 @@
 //! Opens the tier for its owner or for a reader, within a time limit and only if no later owner has
 //! opened it.
 
-use super::hints::{PREFETCH_COUNT_MAX, READ_AHEAD_COUNT_MAX};
+use super::hints::Prefetch;
+use super::keep::{self, Keeper};
+use super::marks::Marks;
 use super::peers::MapPeers;
-use super::{Inner, Tier, TierOptions, keep};
-use crate::dedup::Dedup;
+use super::{Jobs, Parts, Tier, TierOptions};
+use crate::copier::CopySource;
+use crate::copier::hydrate::Hydrator;
+use crate::dedup::{Dedup, FingerprintKeys};
+use crate::destage::Destage;
 use crate::destage::buffers::Buffers;
-use crate::fetch::Frames;
+use crate::destage::write::{Output, WriteSettings};
+use crate::fetch::{Frames, FramesOptions};
+use crate::fsck::Fsck;
 use crate::heat::Heat;
+use crate::leftovers::Leftovers;
 use crate::listing::{self, EMPTY_LOOK_COUNT};
 use crate::map::database::{self, Database};
 use crate::map::{Map, Writer};
-use crate::mend::Mending;
-use crate::orphans::Orphans;
+use crate::mend::Repair;
+use crate::orphans::Sweeper;
 use crate::outage::{Outage, Way};
+use crate::places::OBJECTS_AT_ONCE;
+use crate::pool::{Exclusions, JobParts, Metadata, Pool, Segments};
+use crate::read::Reader;
 use crate::reclaim::Reclaim;
 use crate::segment::BLOCK_COUNT_MAX;
 use crate::segment_store::{ObjectSegments, SegmentStore};
 use crate::watched::Watched;
 use block::{Error, ErrorKind, Result};
 use object_store::ObjectStore;
+use parking_lot::RwLock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
@@ -78,60 +90,136 @@ impl Tier {
             Err(cause) => return Err(Error::with_source(ErrorKind::Io, "open data tier", cause)),
         };
         map.planted = options.planted;
-        let (store, key) = (options.store.clone(), options.pool_key.clone());
-        let (pool, mut frames) = (options.pool, options.frames.clone());
-        frames.conditions = conditions.clone();
-        let segments: Arc<dyn SegmentStore> = Arc::new(ObjectSegments::new(store.clone()));
-        let frames = {
-            let (segments, keys) = (segments.clone(), (key.clone(), options.volume_keys.clone()));
-            tokio::task::spawn_blocking(move || Frames::open(segments, pool, keys, frames))
-                .await
-                .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?
+        let pool = Pool {
+            id: options.pool,
+            key: options.pool_key.clone(),
+            volume_keys: options.volume_keys.clone(),
+            epoch: options.epoch,
+            is_read_only,
+            owner_check: options.owner_check.clone(),
+            conditions,
+            background,
+            planted: options.planted,
         };
-        let next_segment = AtomicU64::new(writer.root().next_segment);
-        let opened_at_commit = writer.root().commit_number;
-        let buffers = Buffers::new(options.segments_in_flight_max);
-        let dedup = Dedup::new(options.dedup_index_bytes, options.planted);
-        let tier = Tier {
-            inner: Arc::new(Inner {
-                left_out: parking_lot::RwLock::new(options.left_out.clone()),
-                options,
-                store,
-                segments,
-                watched,
-                pool_key: key,
-                map,
-                frames,
-                orphans: Orphans::default(),
-                reclaim: Reclaim::new(conditions.clone()),
-                dedup,
-                mending: Mending::default(),
-                background,
-                buffers,
-                destage_turn: tokio::sync::Mutex::new(()),
-                writer: tokio::sync::Mutex::new(writer),
-                is_read_only,
-                opened_at_commit,
-                next_segment,
-                upload_retry_count: AtomicU64::new(0),
-                complete_retry_count: AtomicU64::new(0),
-                uploads: Outage::new(Way::Upload, conditions),
-                is_urgent: AtomicBool::new(false),
-                reopen_count: AtomicU64::new(0),
-                copy_places: Arc::new(Semaphore::new(crate::copier::OBJECTS_AT_ONCE)),
-                prefetch_places: Arc::new(Semaphore::new(PREFETCH_COUNT_MAX)),
-                read_ahead_places: Arc::new(Semaphore::new(READ_AHEAD_COUNT_MAX)),
-                hint_dropped_count: AtomicU64::new(0),
-                heat: Heat::default(),
-            }),
+        let shared = JobParts {
+            segments: Arc::new(open_segments(&options).await?),
+            metadata: Arc::new(Metadata::new(map, writer)),
+            pool: Arc::new(pool),
         };
-        let peers = MapPeers::new(Arc::downgrade(&tier.inner));
-        tier.inner.frames.set_peers(Arc::new(peers), tier.inner.options.planted);
+        let tier = Tier { parts: Arc::new(assemble(options, watched, shared)) };
         if !is_read_only {
-            tier.inner.background.spawn(keep::supervised(Arc::downgrade(&tier.inner)));
+            let keeper = Arc::downgrade(&tier.parts.jobs.keeper);
+            tier.parts.pool.background.spawn(keep::supervised(keeper));
         }
         Ok(tier)
     }
+}
+
+/// Opens the read cache on the segments.
+async fn open_segments(options: &TierOptions) -> Result<Segments> {
+    let store: Arc<dyn SegmentStore> = Arc::new(ObjectSegments::new(options.store.clone()));
+    let (segments, pool) = (store.clone(), options.pool);
+    let keys = (options.pool_key.clone(), options.volume_keys.clone());
+    let frames = FramesOptions { conditions: options.conditions.clone(), ..options.frames.clone() };
+    let open = move || Frames::open(segments, pool, keys, frames);
+    let frames = tokio::task::spawn_blocking(open)
+        .await
+        .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?;
+    Ok(Segments { store, frames, leftovers: Leftovers::default(), heat: Heat::default() })
+}
+
+/// Makes the jobs, each of the parts that it needs.
+fn assemble(options: TierOptions, watched: Arc<Watched>, shared: JobParts) -> Parts {
+    let JobParts { pool, metadata, segments } = shared.clone();
+    let (planted, objects) = (options.planted, options.store.clone());
+    let exclusions = Arc::new(Exclusions {
+        left_out: RwLock::new(options.left_out.clone()),
+        metadata: metadata.clone(),
+        is_read_only: pool.is_read_only,
+        planted,
+    });
+    let keys = FingerprintKeys {
+        pool: pool.id,
+        pool_key: pool.key.clone(),
+        volume_keys: pool.volume_keys.clone(),
+        mask: options.fingerprint_mask,
+    };
+    let mut dedup = Dedup::new(options.dedup_index_bytes, keys, planted);
+    dedup.is_forced = options.is_dedup;
+    let dedup = Arc::new(dedup);
+    let output = Arc::new(Output {
+        pool: pool.clone(),
+        metadata: metadata.clone(),
+        segments: segments.clone(),
+        settings: WriteSettings {
+            algorithm: options.algorithm,
+            zstd_level: options.zstd_level,
+            segment_bytes: options.segment_bytes,
+            frame_blocks: options.frame_blocks,
+            segments_in_flight_max: options.segments_in_flight_max,
+        },
+        buffers: Buffers::new(options.segments_in_flight_max),
+        uploads: Outage::new(Way::Upload, pool.conditions.clone()),
+        upload_retry_count: AtomicU64::new(0),
+        is_urgent: AtomicBool::new(false),
+    });
+    let reclaim = Arc::new(Reclaim::new(&shared, &exclusions, &dedup, &output));
+    let places = Arc::new(Semaphore::new(OBJECTS_AT_ONCE));
+    let marks = Arc::new(Marks { dedup: dedup.clone(), reclaim: reclaim.clone() });
+    let repair = Arc::new(Repair::new(&shared, marks, places.clone()));
+    let reader = Arc::new(Reader {
+        metadata: metadata.clone(),
+        segments: segments.clone(),
+        repair: repair.clone(),
+        dedup: dedup.clone(),
+    });
+    let peers = MapPeers::new(&exclusions, objects.clone(), options.restored.clone());
+    segments.frames.set_peers(Arc::new(peers), planted);
+    let fsck = Fsck {
+        pool: pool.clone(),
+        metadata: metadata.clone(),
+        segments: segments.clone(),
+        exclusions: exclusions.clone(),
+        objects: objects.clone(),
+        database: options.database.clone(),
+    };
+    let copies = CopySource {
+        pool: pool.clone(),
+        metadata: metadata.clone(),
+        segments: segments.clone(),
+        exclusions: exclusions.clone(),
+        repair: repair.clone(),
+        objects,
+        database: options.database.clone(),
+        places: places.clone(),
+    };
+    let hydrator = Hydrator {
+        pool: pool.clone(),
+        metadata: metadata.clone(),
+        segments: segments.clone(),
+        exclusions: exclusions.clone(),
+        dedup: dedup.clone(),
+        frames: options.frames.clone(),
+        places,
+    };
+    let keeper =
+        Keeper { options, metadata: metadata.clone(), watched, reopen_count: AtomicU64::new(0) };
+    let sweeper =
+        Sweeper { pool: pool.clone(), metadata: metadata.clone(), segments: segments.clone() };
+    let jobs = Jobs {
+        destage: Arc::new(Destage::new(&shared, &reader, &output)),
+        prefetch: Prefetch::new(reader.clone()),
+        reader,
+        repair,
+        output,
+        reclaim,
+        sweeper,
+        fsck,
+        copies,
+        hydrator,
+        keeper: Arc::new(keeper),
+    };
+    Parts { pool, metadata, segments, exclusions, dedup, jobs }
 }
 
 /// Aborts a task when the last interest in it is dropped.

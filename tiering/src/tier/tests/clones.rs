@@ -324,7 +324,7 @@ async fn check_holes(tier: &Tier, (volume, at): (u32, Option<Lsn>), offset: u64,
 }
 
 pub(super) async fn reclaim_all(tier: &Tier) {
-    tier.inner.reclaim.look_again();
+    tier.parts.jobs.reclaim.look_again();
     while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
     sweep_all_abandoned(tier).await;
 }
@@ -442,7 +442,7 @@ pub(super) async fn together(seed: u64) {
         let tier = tier.clone();
         tokio::spawn(async move {
             loop {
-                tier.inner.reclaim.look_again();
+                tier.parts.jobs.reclaim.look_again();
                 while !tier.reclaim_step(EAGER).await.unwrap().is_idle {
                     tokio::task::yield_now().await;
                 }
@@ -545,7 +545,7 @@ pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
                         let op_count = 1 + clones.world.rng.below(20);
                         clones.write(&tier, op_count).await?;
                         clones.change(&tier).await?;
-                        tier.inner.reclaim.look_again();
+                        tier.parts.jobs.reclaim.look_again();
                         while !tier.reclaim_step(EAGER).await?.is_idle {}
                         tier.sweep_abandoned().await?;
                         tier.step(10).await?;
@@ -617,7 +617,7 @@ fn what_was_trimmed_before_a_snapshot_stays_so_after_a_rollback() {
         };
         check().await;
         step_all(&tier).await;
-        tier.inner.map.forget_pages();
+        tier.parts.metadata.map.forget_pages();
         check().await;
         tier.close().await.unwrap();
     });
@@ -643,7 +643,10 @@ fn a_removed_clone_leaves_nothing_whenever_its_end_was_folded() {
         assert!(!tier.is_retirable(clone));
         step_all(&tier).await;
         assert_eq!(tier.dependents(VolumeId(1), Lsn(1)), []);
-        assert!(tier.inner.map.layers().get(LayerId(2)).is_none(), "its layer is forgotten");
+        assert!(
+            tier.parts.metadata.map.layers().get(LayerId(2)).is_none(),
+            "its layer is forgotten"
+        );
         check_fsck(&tier).await;
         tier.close().await.unwrap();
     });

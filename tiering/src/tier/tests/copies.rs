@@ -88,7 +88,7 @@ async fn churn(seed: u64, planted: Planted) {
         if world.rng.below(3) == 0 {
             tier.step(2).await.unwrap();
         }
-        tier.inner.reclaim.look_again();
+        tier.parts.jobs.reclaim.look_again();
         while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
         if world.rng.below(2) == 0 {
             let percent = [0, 3, 15][world.rng.below(3) as usize];
@@ -241,7 +241,7 @@ async fn reclaim_beside_a_copy(planted: Planted) {
             let window = plain_window(24 + lsn, vec![(1, block_extent(lsn, 8))]);
             tier.destage(window, &Payloads).await.unwrap();
         }
-        tier.inner.reclaim.look_again();
+        tier.parts.jobs.reclaim.look_again();
         while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
         while tier.status().abandoned_count > 0 {
             tier.sweep_abandoned().await.unwrap();
@@ -431,7 +431,7 @@ async fn live_restored(seed: u64) {
         tier.destage(made.window, &Payloads).await.unwrap();
         other.model = made.after;
         for tier in [&tier, &restored] {
-            tier.inner.reclaim.look_again();
+            tier.parts.jobs.reclaim.look_again();
             while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
             sweep_all_abandoned(tier).await;
             tier.step(2).await.unwrap();
@@ -666,7 +666,7 @@ async fn whole_beside_a_commit(planted: Planted) -> bool {
     let window = plain_window(state.destaged_lsn.0 + 1, vec![(1, block_extent(1, 8))]);
     restored.destage(window, &Payloads).await.unwrap();
     // Every object is here except the segment that is dead by now.
-    let tables = restored.inner.map.db().objects().tables;
+    let tables = restored.parts.metadata.map.db().objects().tables;
     for path in paths[1..].iter().chain(&tables) {
         if own.head(path).await.is_err() {
             let bytes = object(&*copying.target, path).await;
@@ -678,7 +678,7 @@ async fn whole_beside_a_commit(planted: Planted) -> bool {
         let restored = restored.clone();
         async move { while !restored.reclaim_step(EAGER).await.is_ok_and(|done| done.is_idle) {} }
     });
-    while restored.inner.map.find_segment(1).await.unwrap().is_some() {
+    while restored.parts.metadata.map.find_segment(1).await.unwrap().is_some() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let progress = HydrateProgress::default();
@@ -814,7 +814,7 @@ async fn taken_over_meanwhile(planted: Planted) -> bool {
             let window = plain_window(lsn, vec![(1, block_extent(lsn - 6, 8))]);
             later.destage(window, &Payloads).await.unwrap();
         }
-        later.inner.reclaim.look_again();
+        later.parts.jobs.reclaim.look_again();
         while !later.reclaim_step(EAGER).await.unwrap().is_idle {}
         sweep_all_abandoned(&later).await;
         // The process resumes.

@@ -93,7 +93,7 @@ fn a_damaged_map_page_is_its_volumes_and_nobody_elses() {
         };
         tier.destage(both(10, 1), &Payloads).await.unwrap();
         let page = crate::map::keys::page_key(crate::map::LayerId(1), 0);
-        tier.inner.map.damage(&page).await;
+        tier.parts.metadata.map.damage(&page).await;
         let failed = tier.destage(both(20, 2), &Payloads).await.unwrap_err();
         assert_eq!((failed.volume, failed.error.kind()), (Some(VolumeId(1)), ErrorKind::Corrupt));
         let check = |start, count, has_payload| {
@@ -143,8 +143,8 @@ fn a_damaged_count_of_live_blocks_stops_no_window() {
     runtime().block_on(async {
         let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
         tier.destage(plain_window(1, vec![(1, block_extent(0, 1))]), &Payloads).await.unwrap();
-        tier.inner.map.damage(&crate::map::keys::live_key(1)).await;
-        tier.inner.map.forget_live();
+        tier.parts.metadata.map.damage(&crate::map::keys::live_key(1)).await;
+        tier.parts.metadata.map.forget_live();
         tier.destage(plain_window(2, vec![(1, block_extent(0, 2))]), &Payloads).await.unwrap();
         let mut found = vec![0; 512];
         tier.read(VolumeId(1), 0, &mut found).await.unwrap();
@@ -163,7 +163,7 @@ fn ranges_over_a_damaged_page_do_not_fill_the_list_for_others() {
         let tier = Tier::open(options(store, 1)).await.unwrap();
         tier.destage(plain_window(1, vec![(1, block_extent(0, 1))]), &Payloads).await.unwrap();
         let page = crate::map::keys::page_key(crate::map::LayerId(1), 0);
-        tier.inner.map.damage(&page).await;
+        tier.parts.metadata.map.damage(&page).await;
         let range_max = crate::map::ranges::WINDOW_COUNT_MAX as u64;
         let mut lsn = 1;
         let failed = loop {

@@ -11,7 +11,7 @@ use std::panic::AssertUnwindSafe;
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 async fn reclaim_all(tier: &Tier) {
-    tier.inner.reclaim.look_again();
+    tier.parts.jobs.reclaim.look_again();
     while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
     sweep_all_abandoned(tier).await;
 }
@@ -180,11 +180,14 @@ fn what_is_written_alike_is_stored_once() {
         let other = template(8000, 100);
         let parts = vec![(3, 100, changed.clone()), (4, 100, other.clone())];
         tier.destage(window_of(9, parts), &Payloads).await.unwrap();
-        let before = tier.inner.next_segment.load(Ordering::SeqCst);
+        let before = tier.parts.metadata.next_segment.load(Ordering::SeqCst);
         for _ in 0..3 {
             reclaim_all(&tier).await;
         }
-        assert!(tier.inner.next_segment.load(Ordering::SeqCst) > before, "nothing was rewritten");
+        assert!(
+            tier.parts.metadata.next_segment.load(Ordering::SeqCst) > before,
+            "nothing was rewritten"
+        );
         let mut want = base.to_vec();
         want[100 * BLOCK..400 * BLOCK].copy_from_slice(&update);
         want[100 * BLOCK..200 * BLOCK].copy_from_slice(&other);
@@ -215,7 +218,9 @@ fn nothing_is_left_of_what_is_gone() {
         let bytes = template(0, 500);
         tier.destage(window_of(1, vec![(1, 0, bytes.clone())]), &Payloads).await.unwrap();
         tier.destage(window_of(2, vec![(3, 77, bytes)]), &Payloads).await.unwrap();
-        assert!(!tier.inner.map.dedup_keys_after(false, None, 1).await.unwrap().is_empty());
+        assert!(
+            !tier.parts.metadata.map.dedup_keys_after(false, None, 1).await.unwrap().is_empty()
+        );
         for (lsn, volume) in [(3, 1), (4, 3)] {
             tier.destage(trim_window(lsn, volume, 0..1 << 20), &Payloads).await.unwrap();
             fold_all(&tier).await;
@@ -224,7 +229,8 @@ fn nothing_is_left_of_what_is_gone() {
         }
         assert_eq!(tier.fsck(FsckOptions::default()).await.unwrap().segment_count, 0);
         for is_fingerprints in [false, true] {
-            let left = tier.inner.map.dedup_keys_after(is_fingerprints, None, 10).await.unwrap();
+            let left =
+                tier.parts.metadata.map.dedup_keys_after(is_fingerprints, None, 10).await.unwrap();
             assert_eq!(left.len(), 0, "{left:?}");
         }
         tier.close().await.unwrap();
@@ -257,7 +263,7 @@ fn clones_that_are_gone_leave_no_back_references() {
             assert_eq!(report.duplicate_count, 2000);
             tier.sweep_again();
             while tier.sweep_back_references(7).await.unwrap() {}
-            let kept = tier.inner.map.dedup_keys_after(false, None, 100).await.unwrap();
+            let kept = tier.parts.metadata.map.dedup_keys_after(false, None, 100).await.unwrap();
             assert!(kept.len() > 8, "what is shared keeps its back-references: {kept:?}");
             check_holds(&tier, clone, 10_000, &bytes).await;
             lsn += 1;
@@ -265,7 +271,7 @@ fn clones_that_are_gone_leave_no_back_references() {
             fold_all(&tier).await;
             tier.sweep_again();
             while tier.sweep_back_references(7).await.unwrap() {}
-            let left = tier.inner.map.dedup_keys_after(false, None, 100).await.unwrap();
+            let left = tier.parts.metadata.map.dedup_keys_after(false, None, 100).await.unwrap();
             assert_eq!(left.len(), 0, "{clone}: {left:?}");
             check_fsck(&tier).await;
         }
@@ -285,7 +291,7 @@ fn what_cannot_be_read_is_stored_once_more() {
         }
         let bytes = template(0, 40);
         tier.destage(window_of(1, vec![(1, 0, bytes.clone())]), &Payloads).await.unwrap();
-        let (record, _) = tier.inner.map.segments_after(0, 1).await.unwrap().remove(0);
+        let (record, _) = tier.parts.metadata.map.segments_after(0, 1).await.unwrap().remove(0);
         tier.close().await.unwrap();
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
         tier.set_dedup(VolumeId(3), true);
@@ -319,7 +325,7 @@ async fn with_a_dead_segment(planted: Planted) -> Tier {
 /// in it.
 async fn is_found_beside_reclaim(planted: Planted) -> bool {
     let tier = with_a_dead_segment(planted).await;
-    let _taken = tier.inner.dedup.take_victims([1].into_iter());
+    let _taken = tier.parts.dedup.take_victims([1].into_iter());
     let report = tier.destage(window_of(3, vec![(3, 0, template(0, 64))]), &Payloads).await;
     report.unwrap().duplicate_count > 0
 }
@@ -327,7 +333,7 @@ async fn is_found_beside_reclaim(planted: Planted) -> bool {
 /// A destage has found duplicates in a segment. Returns whether reclaim then forgets it.
 async fn is_forgotten_beside_destage(planted: Planted) -> bool {
     let tier = with_a_dead_segment(planted).await;
-    let pin = tier.inner.dedup.pin(1).unwrap();
+    let pin = tier.parts.dedup.pin(1).unwrap();
     reclaim_all(&tier).await;
     let is_forgotten = tier.reclaim_status().forgotten_count > 0;
     drop(pin);
@@ -355,7 +361,7 @@ async fn is_healed_by_writing(planted: Planted, is_noticed_by_reader: bool) -> b
     tier.set_dedup(VolumeId(1), true);
     let bytes = template(0, 8);
     tier.destage(window_of(1, vec![(1, 0, bytes.clone())]), &Payloads).await.unwrap();
-    let (record, _) = tier.inner.map.segments_after(0, 1).await.unwrap().remove(0);
+    let (record, _) = tier.parts.metadata.map.segments_after(0, 1).await.unwrap().remove(0);
     let damage = async || {
         store.damage(&record.info.object_path(), |bytes| bytes[200] ^= 1).await;
     };
@@ -436,9 +442,12 @@ fn a_block_that_is_everywhere_is_reclaimed_in_steps() {
         for _ in 0..4 {
             reclaim_all(&tier).await;
         }
-        assert!(tier.inner.map.find_segment(1).await.unwrap().is_none(), "it is reclaimed");
+        assert!(
+            tier.parts.metadata.map.find_segment(1).await.unwrap().is_none(),
+            "it is reclaimed"
+        );
         check_fsck(&tier).await;
-        let left = tier.inner.map.dedup_keys_after(false, None, 1000).await.unwrap();
+        let left = tier.parts.metadata.map.dedup_keys_after(false, None, 1000).await.unwrap();
         assert_eq!(left.len(), 40, "of the pages that have it");
         for number in [260, 280, 299] {
             check_holds(&tier, 3, number * 256 + 7, &page).await;
@@ -467,16 +476,19 @@ fn a_segment_of_which_one_block_is_named_often_is_reclaimed() {
         for _ in 0..3 {
             reclaim_all(&tier).await;
         }
-        assert!(tier.inner.map.find_segment(1).await.unwrap().is_some());
+        assert!(tier.parts.metadata.map.find_segment(1).await.unwrap().is_some());
         let other = window_of(3, vec![(1, 1, template(7000, 63))]);
         tier.destage(other, &Payloads).await.unwrap();
         fold_all(&tier).await;
-        let live = tier.inner.map.live_blocks(1).await.unwrap();
+        let live = tier.parts.metadata.map.live_blocks(1).await.unwrap();
         assert_eq!(live, 301, "more than it has blocks");
         for _ in 0..12 {
             reclaim_all(&tier).await;
         }
-        assert!(tier.inner.map.find_segment(1).await.unwrap().is_none(), "it is reclaimed");
+        assert!(
+            tier.parts.metadata.map.find_segment(1).await.unwrap().is_none(),
+            "it is reclaimed"
+        );
         check_fsck(&tier).await;
         for number in [0, 64, 150, 299] {
             check_holds(&tier, 3, number * 256 + 7, &page).await;
@@ -500,8 +512,8 @@ fn a_count_that_is_too_high_is_put_right_and_its_segment_goes() {
         tier.destage(window_of(2, vec![(1, 500, template(0, 9))]), &Payloads).await.unwrap();
         check_fsck(&tier).await;
         let set = async |count: u32| {
-            let mut writer = tier.inner.writer.lock().await;
-            tier.inner.map.set_live(&mut writer, &[(1, count)]).await.unwrap();
+            let mut writer = tier.parts.metadata.writer.lock().await;
+            tier.parts.metadata.map.set_live(&mut writer, &[(1, count)]).await.unwrap();
         };
         for wrong in [80, 70, 0, 73] {
             set(wrong).await;
@@ -524,7 +536,10 @@ fn a_count_that_is_too_high_is_put_right_and_its_segment_goes() {
         assert_eq!(tier.repair_counts(&report.miscounted).await.unwrap(), [(1, 7, 0)]);
         assert_eq!(tier.reclaim_status().stuck_count, 0);
         reclaim_all(&tier).await;
-        assert!(tier.inner.map.find_segment(1).await.unwrap().is_none(), "it is reclaimed");
+        assert!(
+            tier.parts.metadata.map.find_segment(1).await.unwrap().is_none(),
+            "it is reclaimed"
+        );
         check_fsck(&tier).await;
         tier.close().await.unwrap();
     });
@@ -543,8 +558,8 @@ fn damaged_records_of_deduplication_are_named_and_stop_nothing() {
         tier.destage(window_of(1, vec![(1, 0, bytes.clone())]), &Payloads).await.unwrap();
         tier.destage(window_of(2, vec![(3, 0, bytes.clone())]), &Payloads).await.unwrap();
         use crate::map::keys;
-        tier.inner.map.damage(&keys::found_key(VolumeId(1))).await;
-        tier.inner.map.damage(&keys::fingerprints_key(1)).await;
+        tier.parts.metadata.map.damage(&keys::found_key(VolumeId(1))).await;
+        tier.parts.metadata.map.damage(&keys::fingerprints_key(1)).await;
         tier.close().await.unwrap();
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
         tier.set_dedup(VolumeId(3), true);
@@ -559,13 +574,16 @@ fn damaged_records_of_deduplication_are_named_and_stop_nothing() {
         tier.destage(window, &Payloads).await.unwrap();
         fold_all(&tier).await;
         reclaim_all(&tier).await;
-        assert!(tier.inner.map.find_segment(1).await.unwrap().is_none(), "it is reclaimed");
+        assert!(
+            tier.parts.metadata.map.find_segment(1).await.unwrap().is_none(),
+            "it is reclaimed"
+        );
         check_holds(&tier, 3, 0, &bytes[..10 * BLOCK]).await;
         // A back-reference that does not open cannot be relied on.
         tier.destage(window_of(5, vec![(3, 500, template(500, 54))]), &Payloads).await.unwrap();
         let (key, segment, _) =
-            tier.inner.map.dedup_keys_after(false, None, 1).await.unwrap().remove(0);
-        tier.inner.map.damage(&key).await;
+            tier.parts.metadata.map.dedup_keys_after(false, None, 1).await.unwrap().remove(0);
+        tier.parts.metadata.map.damage(&key).await;
         let found = tier.fsck(FsckOptions::default()).await.unwrap().differences;
         assert!(found.iter().any(|one| one.contains("back-reference")), "{segment}: {found:?}");
         tier.close().await.unwrap();

@@ -31,7 +31,7 @@ async fn settled(what: &str, is_settled: impl Fn() -> bool) {
 const TASK_COUNT_MAX: usize = 3 * PREFETCH_COUNT_MAX;
 
 fn is_idle(tier: &Tier) -> bool {
-    tier.inner.prefetch_places.available_permits() == PREFETCH_COUNT_MAX
+    tier.parts.jobs.prefetch.hint_places.available_permits() == PREFETCH_COUNT_MAX
 }
 
 /// Sends many hints. Returns the number of tasks that they added, and of hints that were dropped.
@@ -77,7 +77,7 @@ fn hints_are_bounded_while_the_metadata_stands_still() {
         tier.destage(world.window(40).window, &Payloads).await.unwrap();
         store.inject(Op::List, "metadata", u64::MAX, Fault::Denied);
         end_database(&store, &tier, &mut world).await;
-        tier.inner.map.forget_pages();
+        tier.parts.metadata.map.forget_pages();
         let (tasks, dropped) = flood(&tier).await;
         assert!(tasks <= TASK_COUNT_MAX, "{tasks} tasks wait for the metadata");
         assert_eq!(dropped, 2048 - PREFETCH_COUNT_MAX as u64);

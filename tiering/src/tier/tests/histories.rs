@@ -245,7 +245,7 @@ async fn take(clones: &mut Clones, tier: &Tier, store: &FaultStore, step: &Step)
         }
         Step::Background(pages) => tier.step(*pages as usize).await.map(drop),
         Step::Reclaim(count) => {
-            tier.inner.reclaim.look_again();
+            tier.parts.jobs.reclaim.look_again();
             for _ in 0..*count {
                 if tier.reclaim_step(EAGER).await?.is_idle {
                     break;

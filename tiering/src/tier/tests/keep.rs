@@ -238,7 +238,7 @@ fn reads_wait_for_the_database_to_come_back_and_fail_cleanly_when_it_does_not() 
         world.model = made.after;
         store.inject(Op::List, "metadata", u64::MAX, Fault::Denied);
         end_database(&store, &tier, &mut world).await;
-        tier.inner.map.forget_pages();
+        tier.parts.metadata.map.forget_pages();
         let read = |offset: u64| {
             let tier = tier.clone();
             tokio::spawn(async move {
@@ -261,7 +261,7 @@ fn reads_wait_for_the_database_to_come_back_and_fail_cleanly_when_it_does_not() 
         // Closing does not wait for a database that cannot be reopened.
         store.inject(Op::List, "metadata", u64::MAX, Fault::Denied);
         end_database(&store, &tier, &mut world).await;
-        tier.inner.map.forget_pages();
+        tier.parts.metadata.map.forget_pages();
         let waiting = read(300);
         tokio::task::yield_now().await;
         let _ = tier.close().await;
@@ -363,7 +363,7 @@ fn an_owner_that_lost_the_pool_claims_nothing() {
             Box::pin(async { Err(Error::new(ErrorKind::Fenced, "taken over")) })
         }));
         let tier = Tier::open(checked.clone()).await.unwrap();
-        let count = tier.inner.map.db().seen().writer_count;
+        let count = tier.parts.metadata.map.db().seen().writer_count;
         let made = end_database(&store, &tier, &mut world).await;
         let error = loop {
             let error = tier.destage(made.window.clone(), &Payloads).await.unwrap_err().error;
@@ -375,7 +375,7 @@ fn an_owner_that_lost_the_pool_claims_nothing() {
         assert_eq!(error.kind(), ErrorKind::Fenced, "{}", error.chain());
         assert_eq!(Tier::open(checked).await.err().unwrap().kind(), ErrorKind::Fenced);
         let reader = Tier::open_read_only(options(store, 1)).await.unwrap();
-        assert_eq!(reader.inner.map.db().seen().writer_count, count, "no claim was made");
+        assert_eq!(reader.parts.metadata.map.db().seen().writer_count, count, "no claim was made");
         reader.close().await.unwrap();
     });
 }

@@ -12,15 +12,15 @@ use std::panic::AssertUnwindSafe;
 const KEY: KeyId = KeyId(2);
 
 async fn reclaim_all(tier: &Tier) {
-    tier.inner.reclaim.look_again();
+    tier.parts.jobs.reclaim.look_again();
     while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
 }
 
 /// Checks that every segment is under the key of the volume for which its blocks were written.
 async fn check_segments(tier: &Tier) -> [u64; 2] {
     let mut counts = [0, 0];
-    for (record, _) in tier.inner.map.segments_after(0, 100_000).await.unwrap() {
-        let entries = tier.inner.frames.read_directory(&record.stored()).await.unwrap();
+    for (record, _) in tier.parts.metadata.map.segments_after(0, 100_000).await.unwrap() {
+        let entries = tier.parts.segments.frames.read_directory(&record.stored()).await.unwrap();
         // Layer 0 has no owner.
         for entry in entries.iter().filter(|entry| entry.layer != 0) {
             let is_keyed = entry.layer == 2;
@@ -98,7 +98,7 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
     let tier = Tier::open(opened).await.unwrap();
     check_all(&tier, &world.model).await;
     tier.forget_key(KEY);
-    let tier = match tier.inner.options.frames.memory_bytes {
+    let tier = match tier.parts.jobs.hydrator.frames.memory_bytes {
         0 => tier,
         _ => {
             // Data in memory needs no key.

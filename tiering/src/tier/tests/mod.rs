@@ -27,15 +27,18 @@ mod windows;
 use super::*;
 use crate::destage::{ExtentContent, WindowExtent};
 use crate::map::database::{self, Database};
+use crate::map::pages::PAGE_BYTES;
 use crate::map::ranges::RANGE_PAGES_MIN;
 use crate::testing::{FaultStore, Op, Rng, seeds};
-use block::units::SECTOR_BYTES;
+use block::units::{BLOCK_BYTES, SECTOR_BYTES};
 use futures::TryStreamExt;
+use futures::future::BoxFuture;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use tokio::runtime::Runtime;
 
 const SECTOR: usize = SECTOR_BYTES as usize;
@@ -353,12 +356,12 @@ async fn check_fsck(tier: &Tier) -> FsckReport {
 /// Checks that the pages in a segment's directory and its back-references give the count that
 /// commits have maintained.
 async fn check_counts(tier: &Tier) {
-    if tier.inner.is_read_only {
+    if tier.parts.pool.is_read_only {
         return;
     }
-    let _writer = tier.inner.writer.lock().await;
-    for (record, live) in tier.inner.map.segments_after(0, 200).await.unwrap() {
-        match tier.inner.exact_count(&record).await {
+    let _writer = tier.parts.metadata.writer.lock().await;
+    for (record, live) in tier.parts.metadata.map.segments_after(0, 200).await.unwrap() {
+        match tier.parts.jobs.reclaim.exact_count(&record).await {
             Ok(found) => assert_eq!(found, u64::from(live), "{}", record.info),
             // It is excluded from the copy, or its key is destroyed.
             Err(error) => {

@@ -45,7 +45,7 @@ fn ragged(lsn: u64, volume: u32) -> Window<Bytes> {
 }
 
 fn is_raised(tier: &Tier, kind: ConditionKind, path: &Path) -> bool {
-    tier.inner.options.conditions.is_raised(kind, path.as_ref())
+    tier.parts.pool.conditions.is_raised(kind, path.as_ref())
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn an_unreadable_object_is_named_and_everything_else_goes_on() {
         // Reclaim drops other segments that are dead.
         let window = plain_window(7, vec![(3, block_extent(1, 30)), (4, block_extent(1, 40))]);
         tier.destage(window, &Payloads).await.unwrap();
-        tier.inner.reclaim.look_again();
+        tier.parts.jobs.reclaim.look_again();
         while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
         while tier.status().abandoned_count > 0 {
             tier.sweep_abandoned().await.unwrap();
@@ -100,7 +100,7 @@ fn an_unreadable_object_is_named_and_everything_else_goes_on() {
         // All of that ends when it can be read.
         store.clear_injected();
         tier.try_unreadable_again().await;
-        assert_eq!(tier.inner.options.conditions.list(), []);
+        assert_eq!(tier.parts.pool.conditions.list(), []);
         assert_eq!(read(&tier, 1).await.unwrap(), 1);
         tier.destage(ragged(8, 1), &Payloads).await.unwrap();
         check_fsck(&tier).await;
@@ -117,7 +117,7 @@ async fn read_in_an_outage(planted: Planted) -> bool {
         store.set_away(false);
     };
     let (found, ()) = tokio::join!(read(&tier, 1), back);
-    let is_silent = tier.inner.options.conditions.list().is_empty();
+    let is_silent = tier.parts.pool.conditions.list().is_empty();
     tier.close().await.unwrap();
     found.is_ok() && is_silent
 }
@@ -162,21 +162,21 @@ fn a_missing_object_is_lost_once_that_is_confirmed() {
         // A single answer is no confirmation.
         store.inject(Op::Get, paths[0].as_ref(), 2, Fault::NotFound);
         assert_eq!(read(&tier, 1).await.unwrap(), 1);
-        assert_eq!(tier.inner.options.conditions.list(), []);
+        assert_eq!(tier.parts.pool.conditions.list(), []);
         // An unreferenced object is not looked for again.
-        let gone = tier.inner.map.find_segment(1).await.unwrap().unwrap().info;
+        let gone = tier.parts.metadata.map.find_segment(1).await.unwrap().unwrap().info;
         let other = SegmentInfo { id: [1; 16], ..gone };
         let begun = Instant::now();
-        let error = tier.inner.frames.read_object(&other.into()).await.unwrap_err();
+        let error = tier.parts.segments.frames.read_object(&other.into()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(
             begun.elapsed() < Duration::from_secs(1)
-                && !tier.inner.frames.store().is_suspect(&other)
+                && !tier.parts.segments.frames.store().is_suspect(&other)
         );
 
         let bytes = bytes_of(&*store, &paths[0]).await.unwrap();
         store.delete(&paths[0]).await.unwrap();
-        tier.inner.frames.store().clear(&gone);
+        tier.parts.segments.frames.store().clear(&gone);
         let tier = {
             tier.close().await.unwrap();
             Tier::open(options(store.clone(), 2)).await.unwrap()
@@ -190,7 +190,7 @@ fn a_missing_object_is_lost_once_that_is_confirmed() {
         // An operator restores it.
         store.put(&paths[0], bytes.into()).await.unwrap();
         tier.try_unreadable_again().await;
-        assert_eq!(tier.inner.options.conditions.list(), []);
+        assert_eq!(tier.parts.pool.conditions.list(), []);
         assert_eq!(read(&tier, 1).await.unwrap(), 1);
         tier.close().await.unwrap();
     });
@@ -208,7 +208,7 @@ fn an_unreadable_object_is_put_back_from_a_copy() {
         assert_eq!(read(&tier, 1).await.unwrap(), 1);
         assert!(begun.elapsed() < VERDICT_MAX, "{:?}", begun.elapsed());
         assert_eq!(tier.status().mended_count, 1);
-        assert_eq!(tier.inner.options.conditions.list(), []);
+        assert_eq!(tier.parts.pool.conditions.list(), []);
         tier.close().await.unwrap();
     });
 }
@@ -322,7 +322,7 @@ fn an_outage_of_the_own_store_is_not_judged_by_what_the_copy_sends() {
         let reading = restored.read(VolumeId(1), 3 * BLOCK_BYTES, &mut buf);
         let (found, ()) = tokio::join!(reading, back);
         found.unwrap();
-        assert_eq!(restored.inner.options.conditions.list(), []);
+        assert_eq!(restored.parts.pool.conditions.list(), []);
         restored.close().await.unwrap();
         tier.close().await.unwrap();
     });

@@ -117,7 +117,7 @@ async fn history(seed: u64, planted: Planted) -> u64 {
             number += 1;
             copier.published(number);
             while copier.collect(None).await.unwrap() > 0 {}
-            let all = tier.inner.map.segments_after(0, usize::MAX).await.unwrap();
+            let all = tier.parts.metadata.map.segments_after(0, usize::MAX).await.unwrap();
             lacked_count += all.len() as u64 - state.segment_count;
             last = Some(state);
         }
@@ -155,7 +155,7 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     // Reclaim begins before the volumes to drop are chosen.
     restored.set_left_out(left_out(&state, &volumes, None));
     for _ in 0..3 {
-        restored.inner.reclaim.look_again();
+        restored.parts.jobs.reclaim.look_again();
         while restored.reclaim_step(EAGER).await.unwrap() != ReclaimReport::default() {}
         for _ in 0..20 {
             let _ = restored.reclaim_step(EAGER).await.unwrap();

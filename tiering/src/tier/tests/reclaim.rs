@@ -23,7 +23,7 @@ async fn stored(store: &dyn ObjectStore) -> (u64, u64) {
 
 /// Makes a pass due at once, as if the pause were over.
 fn look_again(tier: &Tier) {
-    tier.inner.reclaim.look_again();
+    tier.parts.jobs.reclaim.look_again();
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
         let mut newer = blocks(4, 16, 3);
         newer.extend(blocks(24, 16, 3));
         tier.destage(window(3, newer), &Payloads).await.unwrap();
-        let record = tier.inner.map.find_segment(1).await.unwrap().unwrap();
+        let record = tier.parts.metadata.map.find_segment(1).await.unwrap().unwrap();
         let path = record.info.object_path();
         store.damage(&path, |bytes| bytes[120] ^= 1).await;
         reclaim_all(&tier).await;
@@ -254,7 +254,7 @@ fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
         tier.close().await.unwrap();
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
         reclaim_all(&tier).await;
-        assert!(tier.inner.map.find_segment(1).await.unwrap().is_none());
+        assert!(tier.parts.metadata.map.find_segment(1).await.unwrap().is_none());
         assert!(!is_raised(&tier));
         check_fsck(&tier).await;
         tier.close().await.unwrap();
@@ -324,7 +324,7 @@ fn a_check_beside_the_owner_tells_reclaimed_segments_from_missing_ones() {
         let is_either = matches!(report.reclaimed_count, 0 | 2) && report.frame_count == 2;
         assert!(is_either, "{report:?}");
         // A segment that the owner still has is reported as missing.
-        let record = tier.inner.map.find_segment(4).await.unwrap().unwrap();
+        let record = tier.parts.metadata.map.find_segment(4).await.unwrap().unwrap();
         store.delete(&record.info.object_path()).await.unwrap();
         let report = reader.fsck(FsckOptions::default()).await.unwrap();
         assert!(report.differences[0].contains("segment 4"), "{report:?}");
@@ -342,7 +342,7 @@ async fn sweep_beside_a_commit(planted: Planted) -> bool {
         let window = plain_window(lsn, vec![(1, block_extent(0, lsn as u8))]);
         tier.destage(window, &Payloads).await.unwrap();
     }
-    let dead = tier.inner.map.find_segment(1).await.unwrap().unwrap();
+    let dead = tier.parts.metadata.map.find_segment(1).await.unwrap().unwrap();
     tier.close().await.unwrap();
     let mut opened = options(store.clone(), 2);
     opened.planted = planted;
@@ -352,7 +352,7 @@ async fn sweep_beside_a_commit(planted: Planted) -> bool {
         let tier = tier.clone();
         async move { while !tier.reclaim_step(EAGER).await.is_ok_and(|done| done.is_idle) {} }
     });
-    while tier.inner.map.find_segment(1).await.unwrap().is_some() {
+    while tier.parts.metadata.map.find_segment(1).await.unwrap().is_some() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let swept = tokio::time::timeout(Duration::from_millis(300), tier.sweep_orphans()).await;

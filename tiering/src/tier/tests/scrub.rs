@@ -259,7 +259,7 @@ async fn reclaimed_while_it_is_put_back(planted: Planted) {
         }
         let window = plain_window(4, vec![(1, block_extent(1, 8))]);
         tier.destage(window, &Payloads).await.unwrap();
-        tier.inner.reclaim.look_again();
+        tier.parts.jobs.reclaim.look_again();
         while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
         while tier.status().abandoned_count > 0 {
             tier.sweep_abandoned().await.unwrap();
@@ -322,7 +322,7 @@ async fn churn(seed: u64) {
             }
         };
         let reclaiming = async {
-            tier.inner.reclaim.look_again();
+            tier.parts.jobs.reclaim.look_again();
             loop {
                 let step = tier.reclaim_step(EAGER).await;
                 let _ = tier.sweep_abandoned().await;

@@ -139,7 +139,7 @@ async fn check_allocation_at(tier: &Tier, volume: u32, snapshot: Lsn, offset: u6
 }
 
 fn look_again(tier: &Tier) {
-    tier.inner.reclaim.look_again();
+    tier.parts.jobs.reclaim.look_again();
 }
 
 async fn reclaim_all(tier: &Tier) {
@@ -160,7 +160,7 @@ async fn step_all(tier: &Tier) {
 
 /// Checks the bytes that each snapshot holds exclusively against all states of all pages.
 async fn check_held(tier: &Tier) {
-    let map = &tier.inner.map;
+    let map = &tier.parts.metadata.map;
     let list = map.snapshots();
     let mut total = 0;
     for layer in [LayerId(1), LayerId(2)] {
@@ -566,7 +566,7 @@ fn a_damaged_copy_does_not_keep_other_volumes_from_being_pruned() {
         }
         assert_eq!(check_fsck(&tier).await.copy_count, 2);
         let key = crate::map::keys::copy_key(LayerId(1), 0, Lsn(3));
-        tier.inner.map.damage(&key).await;
+        tier.parts.metadata.map.damage(&key).await;
         let mut window = plain_window(41, Vec::new());
         let removed = |volume| SnapshotChange::Removed { volume: VolumeId(volume), lsn: Lsn(3) };
         window.snapshots = vec![removed(1), removed(2)];

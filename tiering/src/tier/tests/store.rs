@@ -180,12 +180,13 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         tier.destage(broken, &Payloads).await.unwrap_err();
         tier.destage(made.window, &Payloads).await.unwrap();
         // An upload of a failed commit may turn out to be committed.
-        let named = tier.inner.map.segments_after(0, 1).await.unwrap()[0].0.info.object_path();
-        tier.inner.orphans.abandon([leftover(&named)]);
+        let named =
+            tier.parts.metadata.map.segments_after(0, 1).await.unwrap()[0].0.info.object_path();
+        tier.parts.segments.leftovers.abandon([leftover(&named)]);
         let id = "00112233445566778899aabbccddeeff";
         let extra = Path::from(format!("segments/{:016x}/{:016x}-{id}", 1, 77_000));
         store.put(&extra, "abandoned".into()).await.unwrap();
-        tier.inner.orphans.abandon([leftover(&extra)]);
+        tier.parts.segments.leftovers.abandon([leftover(&extra)]);
         let waiting = tier.status().abandoned_count;
         assert!(waiting >= 3, "{waiting}");
 
@@ -205,7 +206,7 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
         // requests.
         let path =
             |number: u64| Path::from(format!("segments/{:016x}/{:016x}-{id}", 1, 1000 + number));
-        tier.inner.orphans.abandon((0..5000).map(|number| leftover(&path(number))));
+        tier.parts.segments.leftovers.abandon((0..5000).map(|number| leftover(&path(number))));
         assert_eq!(tier.status().abandoned_count, 4096);
         store.put(&path(4999), "newest".into()).await.unwrap();
         let swept = tier.sweep_abandoned().await.unwrap();
@@ -323,9 +324,9 @@ fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() 
         assert!(!store.take_calls().iter().any(of_segments));
         // Uploads of this epoch are deleted meanwhile, while it fails repeatedly.
         for round in 0..3 {
-            tier.inner.orphans.make_undeletable_due();
+            tier.parts.segments.leftovers.make_undeletable_due();
             store.put(&orphan(2, 500 + round), "abandoned".into()).await.unwrap();
-            tier.inner.orphans.abandon([leftover(&orphan(2, 500 + round))]);
+            tier.parts.segments.leftovers.abandon([leftover(&orphan(2, 500 + round))]);
             store.inject_refusal(&stuck);
             let swept = tier.sweep_abandoned().await.unwrap();
             assert_eq!((swept.deleted_count, swept.refused_count), (1, 1), "round {round}");
@@ -333,7 +334,7 @@ fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() 
         }
         assert_eq!(tier.status().abandoned_count, 1);
         store.clear_refusals();
-        tier.inner.orphans.make_undeletable_due();
+        tier.parts.segments.leftovers.make_undeletable_due();
         assert_eq!(tier.sweep_abandoned().await.unwrap().deleted_count, 1);
         assert!(store.get(&stuck).await.is_err() && !is_raised(&stuck));
         assert_eq!(tier.status().abandoned_count, 0);

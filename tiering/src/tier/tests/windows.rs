@@ -190,7 +190,7 @@ fn late_windows_at_one_lsn_count_in_their_order() {
         .unwrap();
         let expected = [(5, 0), (50, 2), (70, 3), (71, 0)];
         for round in 0..3 {
-            tier.inner.map.forget_pages();
+            tier.parts.metadata.map.forget_pages();
             for (page, byte) in expected {
                 let mut found = vec![0xee; 512];
                 tier.read(VolumeId(1), at(page) * SECTOR_BYTES, &mut found).await.unwrap();

@@ -38,11 +38,11 @@ struct Refused {
 
 /// The list of undeletable objects; see the module.
 #[derive(Debug, Default)]
-pub(super) struct Undeletable(Mutex<BTreeMap<SegmentName, Refused>>);
+pub(crate) struct Undeletable(Mutex<BTreeMap<SegmentName, Refused>>);
 
 impl Undeletable {
     /// Records that the store did not delete the segment, because of `why`, although it answers.
-    pub(super) fn note(
+    pub(crate) fn note(
         &self,
         conditions: &Conditions,
         segment: &Leftover,
@@ -84,7 +84,7 @@ impl Undeletable {
     }
 
     /// Removes a segment that is gone, or referenced again.
-    pub(super) fn forget(&self, conditions: &Conditions, name: &SegmentName) {
+    pub(crate) fn forget(&self, conditions: &Conditions, name: &SegmentName) {
         let removed = self.0.lock().remove(name);
         if removed.is_some_and(|refused| refused.is_raised) {
             conditions.clear(ConditionKind::ObjectUndeletable, &name.to_string());
@@ -92,12 +92,12 @@ impl Undeletable {
     }
 
     /// Returns whether the object is on the list and retried separately.
-    pub(super) fn has(&self, name: &SegmentName) -> bool {
+    pub(crate) fn has(&self, name: &SegmentName) -> bool {
         self.0.lock().contains_key(name)
     }
 
     /// Returns some of the objects that are due for a retry.
-    pub(super) fn due(&self, count_max: usize, now: Instant) -> Vec<Leftover> {
+    pub(crate) fn due(&self, count_max: usize, now: Instant) -> Vec<Leftover> {
         let all = self.0.lock();
         let due = all.iter().filter(|(_, refused)| refused.due <= now);
         let leftover = |(name, refused): (&SegmentName, &Refused)| Leftover {
@@ -107,13 +107,13 @@ impl Undeletable {
         due.map(leftover).take(count_max).collect()
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.lock().len()
     }
 
     /// Makes all objects due, as if hours had passed.
     #[cfg(test)]
-    pub(super) fn make_due(&self) {
+    pub(crate) fn make_due(&self) {
         let now = Instant::now();
         self.0.lock().values_mut().for_each(|refused| refused.due = now);
     }

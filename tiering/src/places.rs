@@ -7,10 +7,13 @@
 //!   keeps the one of its destination. So each destination that is slow or hangs holds at most
 //!   [`OBJECTS_AT_ONCE`] objects beyond the shared bound.
 
-use super::OBJECTS_AT_ONCE;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
+
+/// Maximum number of objects, over all copies of a process, that are in transit concurrently.
+/// Chosen by hand: one is read while the previous one is written.
+pub const OBJECTS_AT_ONCE: usize = 2;
 
 /// Longest time for which an object in transit holds a shared permit. Chosen by hand: 16 MiB at 13
 /// Mbit/s.

@@ -9,17 +9,27 @@
 //! - Data that is damaged or missing is read from a copy of the pool, if one has it, and restored
 //!   ([`crate::mend`]).
 
-use super::{ALLOCATION_PAGES_MAX, ChangedExtent, FRAMES_AT_ONCE, Inner, PAGE_BYTES};
+use crate::dedup::Dedup;
 use crate::fetch::Access;
-use crate::map::pages::{Page, changed};
-use crate::mend::is_lost;
+use crate::map::pages::{PAGE_BYTES, Page, changed};
+use crate::mend::{Repair, is_lost};
+use crate::pool::{Metadata, Segments};
 use crate::segment::{FrameAt, FrameRef, StoredSegment};
 use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
 use block::{AllocationExtent, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// Maximum number of frames that one read fetches concurrently. Bounds the memory that a large read
+/// holds besides its buffer.
+const FRAMES_AT_ONCE: usize = 64;
+
+/// Maximum number of pages that one allocation query examines. A query over more pages is answered
+/// for a shorter range.
+const ALLOCATION_PAGES_MAX: usize = 4096;
 
 /// Pages that an allocation query takes from the map at a time. Chosen by hand.
 const ALLOCATION_STEP: usize = 64;
@@ -35,8 +45,19 @@ const REREADS_MAX: u32 = 2;
 /// does not answer ([`crate::fetch::FramesOptions`]).
 const GONE_WAIT_MAX: Duration = Duration::from_secs(120);
 
+/// A range of a volume that differs between two snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangedExtent {
+    /// Offset of the range, in bytes.
+    pub offset: u64,
+    /// Length of the range, never 0.
+    pub length_bytes: u64,
+    /// The later snapshot has no data here, so the range reads as zeroes.
+    pub is_hole: bool,
+}
+
 /// The part of a read that one frame holds.
-pub(super) struct Wanted {
+pub(crate) struct Wanted {
     pub frame: FrameRef,
     /// First byte in the frame's plaintext.
     skip: usize,
@@ -54,14 +75,22 @@ enum Lacking {
     These(Vec<StoredSegment>),
 }
 
-impl Inner {
+/// Reads volumes; see the module.
+pub(crate) struct Reader {
+    pub metadata: Arc<Metadata>,
+    pub segments: Arc<Segments>,
+    pub repair: Arc<Repair>,
+    pub dedup: Arc<Dedup>,
+}
+
+impl Reader {
     /// Reads for destage, without influencing the detection of streams.
     pub(crate) async fn read(&self, volume: VolumeId, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_with(volume, None, offset, buf, Access::Random).await
     }
 
     /// Reads a range of the volume, or of its snapshot at the LSN `at`.
-    pub(super) async fn read_with(
+    pub(crate) async fn read_with(
         &self,
         volume: VolumeId,
         at: Option<Lsn>,
@@ -71,19 +100,22 @@ impl Inner {
     ) -> Result<()> {
         let mut tries_left = GONE_TRIES_MAX;
         let read = loop {
-            let moves = self.map.repoint_count();
+            let moves = self.metadata.map.repoint_count();
             let read = self.read_inner(volume, at, offset, buf, access).await;
             let is_gone = read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound);
             let is_again = tries_left < GONE_TRIES_MAX;
-            if !is_gone || tries_left == 0 || (is_again && self.map.repoint_count() == moves) {
+            if !is_gone
+                || tries_left == 0
+                || (is_again && self.metadata.map.repoint_count() == moves)
+            {
                 break read;
             }
             tries_left -= 1;
             // Reclaim forgets a segment and tells the readers while it holds the writer, so once
             // the writer is free they know. If its commit failed, the next handle of the database
             // shows the outcome.
-            let _ = tokio::time::timeout(GONE_WAIT_MAX, self.writer.lock()).await;
-            self.map.wait_well().await;
+            let _ = tokio::time::timeout(GONE_WAIT_MAX, self.metadata.writer.lock()).await;
+            self.metadata.map.wait_well().await;
         };
         let read = match read {
             Err(error) if is_lost(&error) => {
@@ -96,7 +128,9 @@ impl Inner {
                 let is_there = match &lacking {
                     Lacking::Vain => false,
                     Lacking::Back => true,
-                    Lacking::These(segments) => Box::pin(self.mend_for_reader(segments)).await,
+                    Lacking::These(segments) => {
+                        Box::pin(self.repair.mend_for_reader(segments)).await
+                    }
                 };
                 let reread_count = if is_there { REREADS_MAX } else { 0 };
                 let mut read = Err(error);
@@ -133,7 +167,7 @@ impl Inner {
             return Lacking::Vain;
         };
         let mut segments: BTreeMap<u64, Vec<FrameRef>> = BTreeMap::new();
-        let is_vain = |part: &&Wanted| self.is_mending_vain(&part.frame.info);
+        let is_vain = |part: &&Wanted| self.repair.is_mending_vain(&part.frame.info);
         let is_any_vain = wanted.iter().any(|part| is_vain(&part));
         for part in wanted.iter().filter(|part| !is_vain(part)) {
             segments.entry(part.frame.info.number.0).or_default().push(part.frame.clone());
@@ -144,7 +178,7 @@ impl Inner {
         let mut lacking = Vec::new();
         for mut frames in segments.into_values() {
             frames.dedup();
-            let read = self.frames.read_many(&frames, Access::Once).await;
+            let read = self.segments.frames.read_many(&frames, Access::Once).await;
             if read.is_err_and(|error| is_lost(&error)) {
                 lacking.extend(frames.first().map(FrameRef::segment));
             }
@@ -166,19 +200,20 @@ impl Inner {
     ) -> Result<()> {
         let wanted = self.resolve(volume, at, offset, buf.len() as u64).await?;
         for part in &wanted {
-            self.heat.note(part.frame.info.number.0);
+            self.segments.heat.note(part.frame.info.number.0);
         }
         if wanted.iter().map(|part| part.at.len()).sum::<usize>() < buf.len() {
             buf.fill(0);
         }
         if let [only] = &wanted[..] {
-            let bytes = self.frames.read_many(std::slice::from_ref(&only.frame), access).await?;
+            let bytes =
+                self.segments.frames.read_many(std::slice::from_ref(&only.frame), access).await?;
             return copy(buf, only, bytes.first());
         }
         for parts in wanted.chunks(FRAMES_AT_ONCE) {
             let mut frames: Vec<FrameRef> = parts.iter().map(|part| part.frame.clone()).collect();
             frames.dedup();
-            let read = self.frames.read_many(&frames, access).await?;
+            let read = self.segments.frames.read_many(&frames, access).await?;
             let mut index = 0;
             for part in parts {
                 if frames[index] != part.frame {
@@ -191,7 +226,7 @@ impl Inner {
     }
 
     /// Returns the frames of a range, in address order.
-    pub(super) async fn resolve(
+    pub(crate) async fn resolve(
         &self,
         volume: VolumeId,
         snapshot: Option<Lsn>,
@@ -202,17 +237,17 @@ impl Inner {
         let Some(end) = end else {
             return Err(Error::new(ErrorKind::Invalid, "the range is beyond the largest volume"));
         };
-        let layer = self.map.layer_of(volume, snapshot);
+        let layer = self.metadata.map.layer_of(volume, snapshot);
         let mut wanted = Vec::new();
         let mut at = offset;
         while at < end {
             let number = page_of(at);
             let page_end = ((at / PAGE_BYTES + 1) * PAGE_BYTES).min(end);
             let page = match snapshot {
-                Some(snapshot) => self.map.page_at(layer, number, snapshot).await?,
-                None => match self.map.cached_page(layer, number) {
+                Some(snapshot) => self.metadata.map.page_at(layer, number, snapshot).await?,
+                None => match self.metadata.map.cached_page(layer, number) {
                     Some(page) => page,
-                    None => self.map.page(layer, number).await?,
+                    None => self.metadata.map.page(layer, number).await?,
                 },
             };
             self.resolve_page(&page, offset, at..page_end, &mut wanted).await?;
@@ -232,9 +267,9 @@ impl Inner {
         let first = ((bytes.start - page_start) / BLOCK_BYTES) as u8;
         let last = ((bytes.end - 1 - page_start) / BLOCK_BYTES) as u8;
         for run in page.runs_between(first, last).filter(|run| run.is_mapped()) {
-            let record = match self.map.cached_segment(run.segment) {
+            let record = match self.metadata.map.cached_segment(run.segment) {
                 Some(record) => record,
-                None => self.map.segment(run.segment).await?,
+                None => self.metadata.map.segment(run.segment).await?,
             };
             let run_start = page_start + u64::from(run.first) * BLOCK_BYTES;
             let run_end = page_start + (u64::from(run.last) + 1) * BLOCK_BYTES;
@@ -255,7 +290,7 @@ impl Inner {
     }
 
     /// Implements [`crate::Tier::allocation`].
-    pub(super) async fn allocation(
+    pub(crate) async fn allocation(
         &self,
         volume: VolumeId,
         snapshot: Option<Lsn>,
@@ -266,17 +301,17 @@ impl Inner {
         let Some(end) = end.filter(|_| length > 0) else {
             return Err(Error::new(ErrorKind::Invalid, "the range is empty or too far"));
         };
-        let layer = self.map.layer_of(volume, snapshot);
+        let layer = self.metadata.map.layer_of(volume, snapshot);
         let mut extents =
             Extents { list: Vec::new(), count_max: extent_count_max.max(1), at: offset };
         let (mut next, last) = (page_of(offset), page_of(end - 1));
         let mut looked_at = 0;
         while next <= last {
             let (pages, until) = match snapshot {
-                None => self.map.pages_between(layer, next, last, ALLOCATION_STEP).await?,
+                None => self.metadata.map.pages_between(layer, next, last, ALLOCATION_STEP).await?,
                 Some(at) => {
                     let range = (next, last);
-                    self.map.pages_between_at(layer, range, at, ALLOCATION_STEP).await?
+                    self.metadata.map.pages_between_at(layer, range, at, ALLOCATION_STEP).await?
                 }
             };
             for (number, page) in pages {
@@ -307,9 +342,9 @@ impl Inner {
     }
 }
 
-impl Inner {
+impl Reader {
     /// Implements [`crate::Tier::differences`].
-    pub(super) async fn differences(
+    pub(crate) async fn differences(
         &self,
         volume: VolumeId,
         (older, newer): (Lsn, Lsn),
@@ -320,28 +355,37 @@ impl Inner {
         if range.is_empty() || range.end > VOLUME_BYTES_MAX {
             return Ok((found, None));
         }
-        let (then_layer, layer) =
-            (self.map.layer_of(volume, Some(older)), self.map.layer_of(volume, Some(newer)));
+        let (then_layer, layer) = (
+            self.metadata.map.layer_of(volume, Some(older)),
+            self.metadata.map.layer_of(volume, Some(newer)),
+        );
         let (mut next, last) = (page_of(range.start), page_of(range.end - 1));
         loop {
-            let (mut pages, mut until) =
-                self.map.pages_between_at(layer, (next, last), newer, ALLOCATION_STEP).await?;
+            let (mut pages, mut until) = self
+                .metadata
+                .map
+                .pages_between_at(layer, (next, last), newer, ALLOCATION_STEP)
+                .await?;
             if then_layer != layer {
                 // Pages that only the older snapshot has.
                 let between = (next, until);
-                let (more, end) =
-                    self.map.pages_between_at(then_layer, between, older, ALLOCATION_STEP).await?;
+                let (more, end) = self
+                    .metadata
+                    .map
+                    .pages_between_at(then_layer, between, older, ALLOCATION_STEP)
+                    .await?;
                 until = end;
                 for (number, _) in more {
                     if pages.iter().all(|(page, _)| *page != number) {
-                        pages.push((number, self.map.page_at(layer, number, newer).await?));
+                        pages
+                            .push((number, self.metadata.map.page_at(layer, number, newer).await?));
                     }
                 }
                 pages.retain(|(number, _)| *number <= until);
                 pages.sort_unstable_by_key(|(number, _)| *number);
             }
             for (number, now) in pages {
-                let then = self.map.page_at(then_layer, number, older).await?;
+                let then = self.metadata.map.page_at(then_layer, number, older).await?;
                 let page_start = u64::from(number) * PAGE_BYTES;
                 for (first, last, is_hole) in changed(&then.runs, &now.runs) {
                     let start = (page_start + u64::from(first) * BLOCK_BYTES).max(range.start);
