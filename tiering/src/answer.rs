@@ -62,6 +62,17 @@ impl Answer {
     }
 }
 
+/// Returns whether an error is a legitimate answer rather than a failure.
+pub(crate) fn is_answer(error: &object_store::Error) -> bool {
+    matches!(
+        error,
+        object_store::Error::NotFound { .. }
+            | object_store::Error::AlreadyExists { .. }
+            | object_store::Error::Precondition { .. }
+            | object_store::Error::NotModified { .. }
+    )
+}
+
 /// Reduces a store's answer to one line; of an XML body only its code and message.
 #[must_use]
 pub fn one_line(text: &str) -> String {

@@ -125,7 +125,7 @@ impl Outage {
     /// Records the outcome of an attempt. An answer that refuses the request is not a failure.
     pub(crate) fn note_outcome<T>(&self, outcome: &object_store::Result<T>) {
         match outcome {
-            Err(error) if !crate::watched::is_answer(error) => self.note(error),
+            Err(error) if !crate::answer::is_answer(error) => self.note(error),
             _ => self.clear(),
         }
     }

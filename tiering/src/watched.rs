@@ -9,6 +9,7 @@
 //! - Failures that are legitimate answers (no such object, created by another process) are not
 //!   recorded.
 
+use crate::answer::is_answer;
 use crate::listing;
 use crate::outage::{Outage, Way, public_text};
 use block::Conditions;
@@ -50,17 +51,6 @@ pub(crate) struct Watched {
 /// The latest failure: object, cause and time.
 #[derive(Debug, Default)]
 struct Newest(Mutex<Option<(Path, String, Instant)>>);
-
-/// Returns whether an error is a legitimate answer rather than a failure.
-pub(crate) fn is_answer(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::NotFound { .. }
-            | Error::AlreadyExists { .. }
-            | Error::Precondition { .. }
-            | Error::NotModified { .. }
-    )
-}
 
 impl Newest {
     fn note(&self, path: &Path, error: &Error) {
