@@ -32,6 +32,7 @@ use std::time::Instant;
 const ENTRY_BYTES: usize = 2 * (size_of::<Location>() + size_of::<u64>() + 1);
 /// Maximum number of segments that are remembered as damaged. Chosen by hand.
 const BAD_MAX: usize = 65_536;
+
 /// Results of deduplication for a volume since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {

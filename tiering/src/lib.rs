@@ -41,6 +41,7 @@ pub mod segment_store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tier;
+mod varint;
 mod watched;
 
 pub use answer::{Answer, one_line};

@@ -252,7 +252,7 @@ impl Map {
                 true => self
                     .opener
                     .open_one(&key, &value)
-                    .and_then(|plain| fingerprints::decode(segment, &plain).map(drop)),
+                    .and_then(|plain| decode_fingerprints(segment, &plain).map(drop)),
                 false => self.open_back_reference(&key, &value),
             };
             found.push((key.to_vec(), segment, opened));
@@ -338,7 +338,7 @@ impl Map {
         }
         let key = fingerprints_key(segment);
         let Some(value) = get(&self.db(), &key).await? else { return Ok(None) };
-        fingerprints::decode(segment, &self.opener.open_one(&key, &value)?).map(Some)
+        decode_fingerprints(segment, &self.opener.open_one(&key, &value)?).map(Some)
     }
 
     /// The fingerprints of segments after number `last`. Those that do not open are skipped.
@@ -358,11 +358,20 @@ impl Map {
             let Some(segment) = keys::number_of(key) else { continue };
             next = Some(segment);
             let opened = self.opener.open_one(key, value);
-            match opened.and_then(|plain| fingerprints::decode(segment, &plain)) {
+            match opened.and_then(|plain| decode_fingerprints(segment, &plain)) {
                 Ok(frames) => found.push((segment, frames)),
                 Err(error) => tracing::debug!(error = %error.chain(), "passed over"),
             }
         }
         Ok((found, next.filter(|_| read.len() == count_max)))
     }
+}
+
+/// Decodes the fingerprints of a segment.
+///
+/// # Errors
+/// `Corrupt`, naming the segment.
+pub(super) fn decode_fingerprints(segment: u64, bytes: &[u8]) -> Result<Vec<FrameFingerprints>> {
+    let wrong = || keys::corrupt(&fingerprints_key(segment), "not a list of fingerprints");
+    fingerprints::decode(bytes).ok_or_else(wrong)
 }

@@ -5,6 +5,7 @@
 //! To print the bytes that this build writes: `SPINDLE_PRINT_GOLDEN=1 cargo test golden_metadata --
 //! --nocapture`.
 
+use super::dedup::decode_fingerprints;
 use super::keys::{self, Header, Opener};
 use super::layers::{Base, LayerId, LayerRecord};
 use super::pages::{self, Operand, OperandKind, Run};
@@ -410,7 +411,9 @@ fn golden_metadata_of_dedup() {
         ("fingerprint", 8),
     ];
     let bytes = golden.take("fingerprints", &fingerprints::encode(&frames), fields);
-    assert_eq!(fingerprints::decode(8, &bytes).unwrap(), frames);
+    assert_eq!(decode_fingerprints(8, &bytes).unwrap(), frames);
+    let cut = decode_fingerprints(7, &bytes[..bytes.len() - 1]).unwrap_err();
+    assert!(cut.to_string().contains("fingerprints of segment 7"), "{cut}");
     let volume = VolumeId(7);
     golden.take("found key", &keys::found_key(volume), &[("family", 1), ("volume", 4)]);
     let found = Found { block_count: 1000, duplicate_count: 700 };

@@ -12,7 +12,7 @@
 //! Byte tables: docs/format-map.md. The meaning of the plaintext is left to other modules.
 
 use super::layers::LayerId;
-use super::pages::{get_varint, put_varint};
+use crate::varint::{get_varint, put_varint};
 use block::env::{Random, SystemRandom};
 use block::seal::{Algorithm, PoolKey, SALT_BYTES, SealKey, TAG_BYTES};
 use block::units::{array_at, u16_at, u32_at};

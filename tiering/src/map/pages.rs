@@ -18,6 +18,7 @@
 
 use super::commit::Placed;
 use crate::segment::FrameAt;
+use crate::varint::{get_varint, put_varint};
 use block::Lsn;
 use block::units::BLOCK_BYTES;
 
@@ -605,33 +606,6 @@ fn zigzag(value: u64, base: u64) -> u64 {
 fn unzigzag(coded: u64, base: u64) -> u64 {
     let difference = (coded >> 1) ^ (coded & 1).wrapping_neg();
     base.wrapping_add(difference)
-}
-
-/// Appends a number, seven bits per byte, least significant first.
-pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push((value & 0x7f) as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-/// Reads a number, and returns it with the count of bytes read; `None` past the end or past 64
-/// bits.
-#[must_use]
-pub fn get_varint(bytes: &[u8]) -> Option<(u64, usize)> {
-    let mut value = 0u64;
-    for (index, byte) in bytes.iter().take(10).enumerate() {
-        let bits = u64::from(byte & 0x7f);
-        if index == 9 && bits > 1 {
-            return None;
-        }
-        value |= bits << (7 * index);
-        if byte & 0x80 == 0 {
-            return Some((value, index + 1));
-        }
-    }
-    None
 }
 
 #[cfg(test)]
