@@ -42,9 +42,9 @@ use crate::listing::{HELD_COUNT_MAX, list_at_most};
 use crate::map::Map;
 use crate::map::MapOptions;
 use crate::map::database::{self, Database, DatabaseOptions, StateObjects};
-use crate::mend::Repair;
 use crate::places::Places;
 use crate::pool::{Exclusions, Metadata, Pool, Segments};
+use crate::repair::Repair;
 use crate::segment::{SegmentId, SegmentInfo, SegmentName, SegmentNumber};
 use crate::segment_store::{Listed, ObjectSegments, SegmentStore};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
@@ -90,7 +90,7 @@ impl Default for CopierOptions {
 /// A state that is complete in the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopiedState {
-    /// Number of the metadata's manifest, by which [`crate::map::view::state_view`] shows the
+    /// Number of the metadata's manifest, by which [`crate::map::snapshot_store::state_view`] shows the
     /// state.
     pub manifest: u64,
     /// Epoch that committed last.

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - The lists are bounded. What they forget is left to the sweep of the next epoch.
-//! - A segment that a copy in another store still needs, or that is being mended, is not handed out:
+//! - A segment that a copy in another store still needs, or that is being repaired, is not handed out:
 //!   see [`Hold`].
 //!
 //! [`crate::orphans`] deletes them.
@@ -31,7 +31,7 @@ const FREED_MAX: usize = 32;
 const HELD_MAX: usize = 65_536;
 
 /// A range of segment numbers that are not deleted: those of a state that is being copied, or a
-/// segment that is being mended.
+/// segment that is being repaired.
 #[derive(Debug)]
 pub(crate) struct Hold {
     from: AtomicU64,

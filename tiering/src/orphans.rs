@@ -9,7 +9,7 @@
 //! - Whether the map references an object is looked up while no commit is under way, so the answer
 //!   is durable. Whether this process still owns the pool is checked before the first deletion.
 //! - A segment that a copy in another store still needs is not deleted before the copy has it, nor
-//!   is one that is being mended: see [`crate::leftovers::Hold`].
+//!   is one that is being repaired: see [`crate::leftovers::Hold`].
 //! - An object whose name is not that of a segment is left alone and counted.
 //! - An object that the store refuses to delete, while it answers, does not delay others: see
 //!   [`crate::leftovers`].

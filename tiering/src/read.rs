@@ -7,13 +7,13 @@
 //! - Reclaim may delete a segment between the lookup in the map and the read of the frame. A
 //!   missing segment is looked up again, and is an error only if the map still references it.
 //! - Data that is damaged or missing is read from a copy of the pool, if one has it, and restored
-//!   ([`crate::mend`]).
+//!   ([`crate::repair`]).
 
 use crate::dedup::Dedup;
 use crate::fetch::Access;
 use crate::map::pages::{PAGE_BYTES, Page, changed};
-use crate::mend::{Repair, is_lost};
 use crate::pool::{Metadata, Segments};
+use crate::repair::{Repair, is_lost};
 use crate::segment::{FrameAt, FrameRef, StoredSegment};
 use block::units::{BLOCK_BYTES, VOLUME_BYTES_MAX};
 use block::{AllocationExtent, Error, ErrorKind, Lsn, Result, VolumeId};
@@ -129,7 +129,7 @@ impl Reader {
                     Lacking::Vain => false,
                     Lacking::Back => true,
                     Lacking::These(segments) => {
-                        Box::pin(self.repair.mend_for_reader(segments)).await
+                        Box::pin(self.repair.repair_for_reader(segments)).await
                     }
                 };
                 let reread_count = if is_there { REREADS_MAX } else { 0 };
@@ -167,7 +167,7 @@ impl Reader {
             return Lacking::Vain;
         };
         let mut segments: BTreeMap<u64, Vec<FrameRef>> = BTreeMap::new();
-        let is_vain = |part: &&Wanted| self.repair.is_mending_vain(&part.frame.info);
+        let is_vain = |part: &&Wanted| self.repair.is_repair_vain(&part.frame.info);
         let is_any_vain = wanted.iter().any(|part| is_vain(&part));
         for part in wanted.iter().filter(|part| !is_vain(part)) {
             segments.entry(part.frame.info.number.0).or_default().push(part.frame.clone());

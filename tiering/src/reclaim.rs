@@ -18,10 +18,10 @@
 //!   requests.
 //! - Dropping the future stops reclaim between two steps. A commit that has begun runs to its end.
 
-mod look;
-mod moves;
+mod liveness;
 mod recount;
 mod referenced;
+mod relocate;
 mod rewrite;
 mod victims;
 

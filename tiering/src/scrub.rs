@@ -1,4 +1,4 @@
-//! Scrub: reads and verifies one segment after another, and mends it if a copy has it.
+//! Scrub: reads and verifies one segment after another, and repairs it if a copy has it.
 //!
 //! Invariants:
 //! - Segments are scrubbed in the order of their numbers, so a scrub continues after the last one
@@ -6,7 +6,7 @@
 //! - Damage is a result, not an error. Only a transient failure ends a step early, and then the
 //!   same segment is examined again.
 
-use crate::mend::Finding;
+use crate::repair::Finding;
 use crate::segment::SegmentInfo;
 use crate::tier::Tier;
 use block::Result;

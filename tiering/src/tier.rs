@@ -11,11 +11,11 @@
 mod copies;
 mod dedup;
 mod hints;
-mod keep;
 mod layers;
 mod marks;
 mod opening;
 mod peers;
+mod reopen;
 
 use crate::copier::hydrate::Hydrator;
 use crate::copier::{CopySource, RestoredStore};
@@ -28,20 +28,20 @@ use crate::keys::{KeyId, VolumeKeys};
 use crate::map::database::DatabaseOptions;
 use crate::map::records::AsideFile;
 use crate::map::{FoldReport, Health, LayerId, MapOptions, MapStatus, PromoteReport, PruneReport};
-use crate::mend::Repair;
 use crate::orphans::{SweepReport, Sweeper};
 use crate::outage::StoreFailure;
 use crate::planted::Planted;
 use crate::pool::{Exclusions, LeftOut, Metadata, OwnerCheck, Pool, Segments};
 use crate::read::{ChangedExtent, Reader};
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
+use crate::repair::Repair;
 use block::seal::{Algorithm, PoolKey};
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use hints::Prefetch;
-use keep::Keeper;
 use object_store::ObjectStore;
 use opening::Purpose;
+use reopen::Reopener;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -215,7 +215,7 @@ pub(crate) struct Jobs {
     pub(crate) copies: CopySource,
     pub(crate) hydrator: Hydrator,
     pub(crate) prefetch: Prefetch,
-    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) reopener: Arc<Reopener>,
 }
 
 impl Tier {
@@ -586,18 +586,18 @@ impl Tier {
             abandoned_count: (self.parts.segments.leftovers.abandoned_count()
                 + self.parts.segments.leftovers.undeletable_count())
                 as u64,
-            reopen_count: self.parts.jobs.keeper.reopen_count.load(Ordering::Relaxed),
+            reopen_count: self.parts.jobs.reopener.reopen_count.load(Ordering::Relaxed),
             metadata_failure: match self.parts.metadata.map.health() {
                 Health::Well => None,
                 Health::Final(error) => Some(error.chain()),
                 // The attempt under way may be waiting for a call that keeps failing.
                 Health::Ended(error) => {
-                    let failure = self.parts.jobs.keeper.watched.last_failure();
+                    let failure = self.parts.jobs.reopener.watched.last_failure();
                     let said = failure.map_or_else(String::new, |said| format!("; {said}"));
                     Some(error.chain() + &said)
                 }
             },
-            metadata_written_bytes: self.parts.jobs.keeper.watched.written_bytes(),
+            metadata_written_bytes: self.parts.jobs.reopener.watched.written_bytes(),
             mended_count: self.parts.jobs.repair.mended_count(),
             hint_dropped_count: self.parts.jobs.prefetch.dropped_count.load(Ordering::Relaxed),
         }

@@ -550,7 +550,7 @@ impl Hydration<'_> {
 
     async fn put(&self, segment: &StoredSegment, bytes: Bytes) -> Result<()> {
         let own = self.store.own_segments();
-        // Never overwrite an object that a mend or an operator has put there meanwhile.
+        // Never overwrite an object that a repair or an operator has put there meanwhile.
         let put = match self.job.pool.planted.hydrate_overwrites {
             true => own.replace(segment, bytes).await,
             false => own.restore(&segment.info, bytes).await,

@@ -54,7 +54,7 @@ pub struct RestoredStore {
 
 impl RestoredStore {
     /// Creates a store that reads from `own` before `copy`. `copy` is a
-    /// [`crate::map::view::state_view`] that contains the object `witness` and has no segment
+    /// [`crate::map::snapshot_store::state_view`] that contains the object `witness` and has no segment
     /// numbered `below` or higher.
     #[must_use]
     pub fn new(

@@ -11,7 +11,7 @@ use super::{Copier, held_of};
 use crate::fetch::Frames;
 use crate::map::records::SegmentRecord;
 use crate::map::{LayerId, Map};
-use crate::mend::is_lost;
+use crate::repair::is_lost;
 use crate::segment::StoredSegment;
 use block::{Result, VolumeId};
 use futures::{StreamExt, TryStreamExt};

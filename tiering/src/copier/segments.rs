@@ -7,7 +7,7 @@ use super::{Copier, Held, STEP, damaged_path, held_of, path_of};
 use crate::leftovers::Hold;
 use crate::map::Map;
 use crate::map::records::{Root, SegmentRecord};
-use crate::mend::Finding;
+use crate::repair::Finding;
 use crate::segment::{SegmentInfo, SegmentNumber, StoredSegment};
 use crate::segment_store::SegmentStore;
 use block::{Error, ErrorKind, Result};
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Time after which a segment that was damaged or missing in the pool's store is examined again: it
-/// may have been mended, or only the transfer was damaged.
+/// may have been repaired, or only the transfer was damaged.
 const BAD_AGAIN: Duration = Duration::from_secs(3600);
 
 /// Time after which a segment that could not be read while others could is examined again. Chosen

@@ -15,8 +15,8 @@ use super::keys::ROOT_KEY;
 use super::keys::{self, family};
 use super::layers::{Base, LayerId, LayerRecord};
 use super::pages::{self, OperandKind, Page};
+use super::preserve::{Preserve, put_copy};
 use super::ranges::Range;
-use super::settle::{Settle, put_copy};
 use super::snapshots::Prune;
 use super::{CommitReport, Forget, Map, State, entries};
 use crate::fail_point;
@@ -412,7 +412,7 @@ impl Map {
             put_copy(draft, layer, number, &copy);
             history.copies.insert(0, copy);
         }
-        let settle = Settle {
+        let preserve = Preserve {
             layer,
             page: number,
             lsn: before.page.last_lsn.max(ranges.last().copied().unwrap_or_default()),
@@ -424,7 +424,7 @@ impl Map {
             is_former: false,
             is_promoted: true,
         };
-        draft.settle(&mut CommitReport::default(), &history, settle);
+        draft.preserve(&mut CommitReport::default(), &history, preserve);
         Ok(())
     }
 

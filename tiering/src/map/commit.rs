@@ -16,9 +16,9 @@ use super::dedup::encode_found;
 use super::keys::{self, ROOT_KEY};
 use super::layers::{LayerId, LayerRecord};
 use super::pages::{self, Page};
+use super::preserve::Preserve;
 use super::ranges::Range;
 use super::records::{ASIDE_FILES_MAX, AsideFile, Root, SegmentRecord, encode_aside};
-use super::settle::Settle;
 use super::snapshots::{Prune, SnapshotChange, encode_snapshot};
 use super::{Forget, LIVE, Map, PageKey};
 use crate::dedup::Found;
@@ -258,7 +258,7 @@ impl Map {
                         // The segment records already count all new blocks.
                         draft.gain_duplicates(change, None);
                         draft.recount(&change.runs, std::iter::empty());
-                        let settle = Settle {
+                        let preserve = Preserve {
                             layer: change.layer,
                             page: change.page,
                             lsn: commit.lsn,
@@ -270,7 +270,7 @@ impl Map {
                             is_former: false,
                             is_promoted: false,
                         };
-                        draft.settle(&mut report, history, settle)
+                        draft.preserve(&mut report, history, preserve)
                     }
                     None => {
                         draft.gain_duplicates(change, before.base_runs());

@@ -13,11 +13,11 @@
 //!   refuses as unknown, a table that does not verify, or a panic. Every later call fails with
 //!   `Unavailable`, whatever the cause, because another handle may succeed; `tier::keep` opens one.
 
-use super::forward::{ClockShift, ForwardClock};
+use super::monotonic_clock::{ClockShift, MonotonicClock};
 use super::pinned::Pin;
-use super::view::state_view;
+use super::snapshot_store::state_view;
 use crate::listing;
-use crate::watched::Shorter;
+use crate::recording_store::Shorter;
 use block::{Error, ErrorKind};
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -311,7 +311,7 @@ impl Database {
     ) -> block::Result<Database> {
         let not_before = seen.map(|seen| seen.clock_tick);
         let level_0_count = seen.map_or(0, |seen| seen.level_0_count);
-        let clock = ForwardClock::new(not_before, options.clock.clone());
+        let clock = MonotonicClock::new(not_before, options.clock.clone());
         clock.tell();
         let mut builder = Db::builder(FOLDER, store)
             .with_settings(settings(options, clock.ahead(), level_0_count))
@@ -349,7 +349,7 @@ impl Database {
         options: &DatabaseOptions,
     ) -> block::Result<Database> {
         let first = Self::read_only(store.clone(), options).await?;
-        let clock = ForwardClock::new(Some(first.seen().clock_tick), options.clock.clone());
+        let clock = MonotonicClock::new(Some(first.seen().clock_tick), options.clock.clone());
         let (pin, manifest) = match Pin::newest(store.clone(), clock).await {
             Ok(made) => made,
             Err(error) => {

@@ -12,8 +12,8 @@ use super::history::{self, History};
 use super::keys;
 use super::layers::LayerId;
 use super::pages;
+use super::preserve::Preserve;
 use super::ranges::Range;
-use super::settle::Settle;
 use super::{CommitReport, FoldReport, Forget, Map, State};
 use crate::fail_point;
 use block::{ErrorKind, Lsn, Result};
@@ -100,7 +100,7 @@ impl Map {
                 let shows_more = is_bare && !history::showing_hidden(&cuts, living, lsn).is_empty();
                 if shows_more || has_past(&folded, living, lsn) {
                     let copies = self.newest_copy(&self.db(), layer, &folded, page).await?;
-                    let settle = Settle {
+                    let preserve = Preserve {
                         layer,
                         page,
                         lsn,
@@ -112,7 +112,7 @@ impl Map {
                         is_former,
                         is_promoted: false,
                     };
-                    draft.settle(&mut report, &History { operands, copies }, settle);
+                    draft.preserve(&mut report, &History { operands, copies }, preserve);
                 } else {
                     let stored = pages::counted(&operands);
                     let base = base.as_ref().map(|base| &base.runs[..]);

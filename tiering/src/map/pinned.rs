@@ -13,7 +13,7 @@
 //! - It is renewed by the same clock by which the owner's collector ends it.
 
 use super::database::{FOLDER, is_refused};
-use super::forward::ForwardClock;
+use super::monotonic_clock::MonotonicClock;
 use block::{Error, ErrorKind, Result};
 use chrono::{DateTime, Utc};
 use object_store::ObjectStore;
@@ -46,7 +46,7 @@ pub(super) struct Pin {
 
 struct Kept {
     admin: Admin,
-    clock: Arc<ForwardClock>,
+    clock: Arc<MonotonicClock>,
     made: CheckpointCreateResult,
     renewed_at: Mutex<DateTime<Utc>>,
 }
@@ -82,7 +82,7 @@ impl Pin {
     /// writing.
     pub(super) async fn newest(
         store: Arc<dyn ObjectStore>,
-        clock: ForwardClock,
+        clock: MonotonicClock,
     ) -> Result<(Pin, u64)> {
         let clock = Arc::new(clock);
         let admin = AdminBuilder::new(FOLDER, store).with_system_clock(clock.clone()).build();

@@ -13,7 +13,7 @@ use super::commit::{Fresh, PageId};
 use super::history::{self, Copy, History};
 use super::keys::{self, copy_key, page_key, prune_key};
 use super::pages::{self, Page, Run};
-use super::settle::Settle;
+use super::preserve::Preserve;
 use super::snapshots::Prune;
 use super::{CommitReport, Forget, LayerId, Map, State, Writer, entries};
 use crate::fail_point;
@@ -180,7 +180,7 @@ impl Map {
                 continue;
             }
             report.settled_count += 1;
-            let settle = Settle {
+            let preserve = Preserve {
                 layer,
                 page,
                 lsn,
@@ -192,7 +192,7 @@ impl Map {
                 is_former,
                 is_promoted: false,
             };
-            draft.settle(&mut CommitReport::default(), &history, settle);
+            draft.preserve(&mut CommitReport::default(), &history, preserve);
             // Delete the record even if the page has no keeping operand.
             draft.delete(key);
             touched.push(((layer, page), None));

@@ -18,8 +18,8 @@ use super::commit::{FETCHES_MAX, Fresh, PAGES_AT_ONCE};
 use super::dedup::BackReferences;
 use super::history::History;
 use super::pages::{self, PAGE_BLOCKS, Page, Run};
+use super::preserve::{Move, Preserve};
 use super::records::{Root, SegmentRecord, encode_live};
-use super::settle::{Move, Settle};
 use super::snapshots::SnapshotList;
 use super::{CommitReport, Forget, LayerId, Map, Placed, Writer, keys};
 use crate::dedup::fingerprints::FrameFingerprints;
@@ -413,7 +413,7 @@ impl Map {
         }
         let mut runs = before.page.runs.to_vec();
         Move::apply_all(asked, &mut runs);
-        let settle = Settle {
+        let preserve = Preserve {
             layer,
             page: number,
             lsn: before.page.last_lsn.max(self.cut(layer, number)),
@@ -425,7 +425,7 @@ impl Map {
             is_former: self.layers().get(layer).is_some_and(|record| record.is_former),
             is_promoted: false,
         };
-        Some(draft.settle(&mut CommitReport::default(), history, settle))
+        Some(draft.preserve(&mut CommitReport::default(), history, preserve))
     }
 }
 

@@ -14,7 +14,7 @@
 //! - A count is corrected only while nothing is committed, and only if every page opens.
 
 use super::Reclaim;
-use super::look::{PAGES_AT_ONCE, REFERENCES_AT_ONCE, pages_of};
+use super::liveness::{PAGES_AT_ONCE, REFERENCES_AT_ONCE, pages_of};
 use super::referenced::NOBODY;
 use super::{POSTPONED_TIME, ReclaimReport, State};
 use crate::map::LayerId;

@@ -13,7 +13,7 @@
 //!   back-reference, is damage: the segment stays.
 
 use super::Reclaim;
-use super::look::{Look, pages_of};
+use super::liveness::{Liveness, pages_of};
 use super::{Live, STATES_AT_ONCE, VICTIMS_TIME_MAX};
 use crate::map::dedup::BackReferences;
 use crate::map::pages::{PAGE_BLOCKS, Run};
@@ -74,7 +74,7 @@ impl Reclaim {
         (references, has_more): (BackReferences, bool),
         nobody: &mut u64,
         (begun, pages_at_once): (Instant, usize),
-    ) -> Result<Look> {
+    ) -> Result<Liveness> {
         let own = entries.iter().filter(|entry| entry.layer != NOBODY.0).copied();
         let mut by_page = pages_of(record, own)?;
         let mut pages: BTreeMap<u32, PageRoots> = BTreeMap::new();
@@ -88,7 +88,7 @@ impl Reclaim {
         let mut looks = futures::stream::iter(pages.into_values())
             .map(|roots| self.look_at_referenced(record, entries, roots, has_more))
             .buffered(pages_at_once);
-        let mut all = Look { is_cut: has_more, ..Look::default() };
+        let mut all = Liveness { is_cut: has_more, ..Liveness::default() };
         let mut places = LivePlaces::new();
         while let Some((page, look)) = looks.try_next().await? {
             if all.state_count > STATES_AT_ONCE || begun.elapsed() > VICTIMS_TIME_MAX {

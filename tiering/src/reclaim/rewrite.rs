@@ -1,9 +1,9 @@
 //! Writes the live blocks of the segments of a step to new segments.
 
 use super::Reclaim;
-use super::look::Look;
-use super::moves::ByPlace;
+use super::liveness::Liveness;
 use super::referenced::NOBODY;
+use super::relocate::ByPlace;
 use super::victims::Victim;
 use super::{
     BLOCK, FRAMES_AT_ONCE, Live, READS_AT_ONCE, SEGMENT_BYTES_MAX, STATES_AT_ONCE, VICTIMS_TIME_MAX,
@@ -162,7 +162,7 @@ impl Reclaim {
         }
     }
 
-    fn is_dropped_with_key(&self, record: &SegmentRecord, look: &Look) -> bool {
+    fn is_dropped_with_key(&self, record: &SegmentRecord, look: &Liveness) -> bool {
         // Blocks that only other pages reference are under no layer.
         let own = look.live.iter().map(|one| one.layer).filter(|layer| *layer != NOBODY);
         let naming = look.naming.iter().map(|(layer, _)| *layer);

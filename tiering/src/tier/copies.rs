@@ -5,7 +5,7 @@ use super::Tier;
 use crate::copier::{
     Copier, CopierOptions, CopyProgress, HydrateOptions, HydrateProgress, Lacking, RestoredStore,
 };
-use crate::mend::MendSource;
+use crate::repair::MendSource;
 use block::Result;
 use object_store::ObjectStore;
 use std::sync::Arc;

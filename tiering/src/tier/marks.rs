@@ -1,8 +1,8 @@
 //! The jobs that leave damaged segments alone: reclaim and deduplication.
 
 use crate::dedup::Dedup;
-use crate::mend::SegmentMarks;
 use crate::reclaim::Reclaim;
+use crate::repair::SegmentMarks;
 use std::sync::Arc;
 
 /// The marks of both; see the module.

@@ -2,9 +2,9 @@
 //! opened it.
 
 use super::hints::Prefetch;
-use super::keep::{self, Keeper};
 use super::marks::Marks;
 use super::peers::MapPeers;
+use super::reopen::{self, Reopener};
 use super::{Jobs, Parts, Tier, TierOptions};
 use crate::copier::CopySource;
 use crate::copier::hydrate::Hydrator;
@@ -19,16 +19,16 @@ use crate::leftovers::Leftovers;
 use crate::listing::{self, EMPTY_LOOK_COUNT};
 use crate::map::database::{self, Database};
 use crate::map::{Map, Writer};
-use crate::mend::Repair;
 use crate::orphans::Sweeper;
 use crate::outage::{Outage, Way};
 use crate::places::OBJECTS_AT_ONCE;
 use crate::pool::{Exclusions, JobParts, Metadata, Pool, Segments};
 use crate::read::Reader;
 use crate::reclaim::Reclaim;
+use crate::recording_store::RecordingStore;
+use crate::repair::Repair;
 use crate::segment::BLOCK_COUNT_MAX;
 use crate::segment_store::{ObjectSegments, SegmentStore};
-use crate::watched::Watched;
 use block::{Error, ErrorKind, Result};
 use object_store::ObjectStore;
 use parking_lot::RwLock;
@@ -61,7 +61,7 @@ impl Tier {
         check(&options)?;
         let background = options.background.clone().unwrap_or_else(Handle::current);
         let conditions = options.conditions.clone();
-        let watched = Arc::new(Watched::new(options.store.clone(), conditions.clone()));
+        let watched = Arc::new(RecordingStore::new(options.store.clone(), conditions.clone()));
         let (opening, store) = (options.clone(), watched.clone());
         let open = async move {
             match purpose {
@@ -108,8 +108,8 @@ impl Tier {
         };
         let tier = Tier { parts: Arc::new(assemble(options, watched, shared)) };
         if !is_read_only {
-            let keeper = Arc::downgrade(&tier.parts.jobs.keeper);
-            tier.parts.pool.background.spawn(keep::supervised(keeper));
+            let reopener = Arc::downgrade(&tier.parts.jobs.reopener);
+            tier.parts.pool.background.spawn(reopen::supervised(reopener));
         }
         Ok(tier)
     }
@@ -129,7 +129,7 @@ async fn open_segments(options: &TierOptions) -> Result<Segments> {
 }
 
 /// Makes the jobs, each of the parts that it needs.
-fn assemble(options: TierOptions, watched: Arc<Watched>, shared: JobParts) -> Parts {
+fn assemble(options: TierOptions, watched: Arc<RecordingStore>, shared: JobParts) -> Parts {
     let JobParts { pool, metadata, segments } = shared.clone();
     let (planted, objects) = (options.planted, options.store.clone());
     let exclusions = Arc::new(Exclusions {
@@ -202,8 +202,8 @@ fn assemble(options: TierOptions, watched: Arc<Watched>, shared: JobParts) -> Pa
         frames: options.frames.clone(),
         places,
     };
-    let keeper =
-        Keeper { options, metadata: metadata.clone(), watched, reopen_count: AtomicU64::new(0) };
+    let reopener =
+        Reopener { options, metadata: metadata.clone(), watched, reopen_count: AtomicU64::new(0) };
     let sweeper =
         Sweeper { pool: pool.clone(), metadata: metadata.clone(), segments: segments.clone() };
     let jobs = Jobs {
@@ -217,7 +217,7 @@ fn assemble(options: TierOptions, watched: Arc<Watched>, shared: JobParts) -> Pa
         fsck,
         copies,
         hydrator,
-        keeper: Arc::new(keeper),
+        reopener: Arc::new(reopener),
     };
     Parts { pool, metadata, segments, exclusions, dedup, jobs }
 }
@@ -246,7 +246,7 @@ fn check(options: &TierOptions) -> Result<()> {
 }
 
 /// Opens the map for writing, unless a later epoch has opened it.
-async fn open_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, Writer)> {
+async fn open_map(options: &TierOptions, store: &Arc<RecordingStore>) -> Result<(Map, Writer)> {
     let db = open_database(options, store, false).await?;
     let (key, algorithm) = (&options.pool_key, options.algorithm);
     let opened = Map::open(db.clone(), key, algorithm, options.epoch, options.map).await;
@@ -259,7 +259,7 @@ async fn open_map(options: &TierOptions, store: &Arc<Watched>) -> Result<(Map, W
 /// Claims the metadata database, unless a later owner has opened it.
 pub(super) async fn open_database(
     options: &TierOptions,
-    watched: &Arc<Watched>,
+    watched: &Arc<RecordingStore>,
     must_exist: bool,
 ) -> Result<Arc<Database>> {
     let store: Arc<dyn ObjectStore> = watched.clone();
@@ -297,14 +297,14 @@ pub(super) async fn open_database(
     match Database::open(store.clone(), &options.database, seen).await {
         Ok(db) => Ok(Arc::new(db)),
         Err(error) if error.kind() == ErrorKind::Fenced => {
-            Err(keep::fence_or_own_claim(options, error).await)
+            Err(reopen::fence_or_own_claim(options, error).await)
         }
         Err(error) => Err(error),
     }
 }
 
 /// Logs from time to time that an opening is waiting, and for which call.
-async fn tell_of_waiting(store: &Watched) -> std::convert::Infallible {
+async fn tell_of_waiting(store: &RecordingStore) -> std::convert::Infallible {
     let mut waited = Duration::ZERO;
     loop {
         tokio::time::sleep(OPEN_LOOK).await;
@@ -319,7 +319,7 @@ async fn tell_of_waiting(store: &Watched) -> std::convert::Infallible {
 
 async fn read_map(
     options: &TierOptions,
-    store: &Arc<Watched>,
+    store: &Arc<RecordingStore>,
     purpose: Purpose,
 ) -> Result<(Map, Writer)> {
     let store: Arc<dyn ObjectStore> = store.clone();

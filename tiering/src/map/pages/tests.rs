@@ -243,3 +243,10 @@ fn pieces_of_one_frame_join_again() {
     assert_eq!(cut, vec![mapped(10, 13, 7, 64, 0), hole, mapped(16, 25, 7, 64, 6)]);
     assert_eq!(assign(&cut, &[mapped(14, 15, 7, 64, 4)]), vec![whole]);
 }
+
+#[test]
+fn differences_of_any_size_read_back() {
+    for value in [0, 1, 17, 127, 128, 300, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
+        assert_eq!(unzigzag(zigzag(value, 17), 17), value);
+    }
+}

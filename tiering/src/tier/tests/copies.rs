@@ -7,7 +7,7 @@ use crate::copier::{
     CopiedState, Copier, CopierOptions, CopyProgress, HydrateOptions, HydrateProgress, Lacking,
     RestoredStore,
 };
-use crate::map::view::state_view;
+use crate::map::snapshot_store::state_view;
 use crate::planted::Planted;
 use crate::segment::SegmentName;
 use crate::testing::Fault;
@@ -717,7 +717,7 @@ fn what_is_mended_in_a_restored_pool_is_read_from_there() {
         let own = Arc::new(FaultStore::default());
         let store = begin_restore(&copying.target, &state, &own).await;
         let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
-        let source = crate::mend::MendSource { name: "other".to_owned(), store: other };
+        let source = crate::repair::MendSource { name: "other".to_owned(), store: other };
         restored.set_mend_sources(vec![source]);
         let mut buf = vec![0; BLOCK_BYTES as usize];
         restored.read(VolumeId(1), 4 * BLOCK_BYTES, &mut buf).await.unwrap();

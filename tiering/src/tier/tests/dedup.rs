@@ -377,7 +377,7 @@ async fn is_healed_by_writing(planted: Planted, is_noticed_by_reader: bool) -> b
         check_holds(&tier, 1, 0, &bytes).await;
         damage().await;
         let found = tier.scrub_next(0).await.unwrap().unwrap().finding;
-        assert!(matches!(found, crate::mend::Finding::Bad { .. }), "{found:?}");
+        assert!(matches!(found, crate::repair::Finding::Bad { .. }), "{found:?}");
     }
     tier.destage(window_of(2, vec![(1, 0, bytes.clone())]), &Payloads).await.unwrap();
     tier.close().await.unwrap();

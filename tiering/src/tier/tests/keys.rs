@@ -3,8 +3,8 @@
 use super::reclaim::EAGER;
 use super::*;
 use crate::map::SnapshotChange;
-use crate::mend::Finding;
 use crate::planted::Planted;
+use crate::repair::Finding;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 

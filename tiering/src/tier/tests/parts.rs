@@ -7,7 +7,7 @@ use super::reclaim::EAGER;
 use super::*;
 use crate::copier::{CopiedState, CopyProgress, HydrateOptions, HydrateProgress, Lacking};
 use crate::map::SnapshotChange;
-use crate::map::view::state_view;
+use crate::map::snapshot_store::state_view;
 use crate::planted::Planted;
 use futures::{FutureExt, StreamExt};
 use std::collections::BTreeSet;

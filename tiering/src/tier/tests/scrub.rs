@@ -4,8 +4,8 @@
 use super::reclaim::EAGER;
 use super::*;
 use crate::copier::{CopierOptions, CopyProgress};
-use crate::mend::{Finding, MendSource};
 use crate::planted::Planted;
+use crate::repair::{Finding, MendSource};
 use crate::segment::FOLDER;
 use crate::testing::Fault;
 use futures::FutureExt;

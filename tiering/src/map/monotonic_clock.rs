@@ -49,7 +49,7 @@ impl ClockShift {
 
 /// The clock: see the module.
 #[derive(Debug)]
-pub(super) struct ForwardClock {
+pub(super) struct MonotonicClock {
     inner: DefaultSystemClock,
     begun: (DateTime<Utc>, Instant),
     behind: Duration,
@@ -62,10 +62,10 @@ fn shown(wall: DateTime<Utc>, begun: DateTime<Utc>, passed: Duration) -> DateTim
     wall.min(begun + passed + CORRECTED_MAX)
 }
 
-impl ForwardClock {
+impl MonotonicClock {
     /// Creates a clock that shows more than `not_before`, in milliseconds since 1970, and is ahead
     /// by `shift` in tests.
-    pub(super) fn new(not_before: Option<i64>, shift: ClockShift) -> ForwardClock {
+    pub(super) fn new(not_before: Option<i64>, shift: ClockShift) -> MonotonicClock {
         let inner = DefaultSystemClock::new();
         let behind = not_before.unwrap_or(i64::MIN).saturating_sub(inner.now().timestamp_millis());
         let behind = u64::try_from(behind).map_or(Duration::ZERO, Duration::from_millis);
@@ -74,7 +74,7 @@ impl ForwardClock {
             false => Duration::ZERO,
         };
         let begun = (inner.now(), Instant::now());
-        ForwardClock { inner, begun, behind, ahead, shift }
+        MonotonicClock { inner, begun, behind, ahead, shift }
     }
 
     /// Logs a warning if the machine's clock is behind.
@@ -93,7 +93,7 @@ impl ForwardClock {
     }
 }
 
-impl SystemClock for ForwardClock {
+impl SystemClock for MonotonicClock {
     fn now(&self) -> DateTime<Utc> {
         let (begun, since) = self.begun;
         shown(self.inner.now(), begun, since.elapsed()) + self.ahead()

@@ -1,4 +1,4 @@
-//! Mending: restores segments that are damaged or missing in the pool's store, from copies of the
+//! Repairing: restores segments that are damaged or missing in the pool's store, from copies of the
 //! pool that have them.
 //!
 //! Invariants:
@@ -9,9 +9,9 @@
 //!   held meanwhile ([`crate::leftovers::Hold`]), and deleted if the map has forgotten it
 //!   nevertheless.
 //! - A segment that no copy has intact is not changed in any way.
-//! - For readers, [`READERS_AT_ONCE`] segments are mended concurrently, and none whose mending
+//! - For readers, [`READERS_AT_ONCE`] segments are repaired concurrently, and none whose repairing
 //!   failed within [`TRY_AGAIN`].
-//! - A copy that hangs does not delay mending while another copy has the segment: see [`sources`].
+//! - A copy that hangs does not delay repairing while another copy has the segment: see [`sources`].
 
 mod sources;
 
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
-/// Time for which the copies are not asked again for a reader after mending its segment has failed.
+/// Time for which the copies are not asked again for a reader after repairing its segment has failed.
 /// Chosen by hand.
 const TRY_AGAIN: Duration = Duration::from_secs(3600);
 /// The same time if a copy did not answer. Chosen by hand: such an attempt takes as long.
@@ -39,10 +39,10 @@ const TRY_AGAIN_AWAY: Duration = Duration::from_secs(60);
 /// Longest time that a reader waits for copies. Chosen by hand, as for a store that does not
 /// answer.
 const READER_PATIENCE: Duration = Duration::from_secs(120);
-/// Segments that are mended for readers concurrently. Chosen by hand: each holds a segment in
+/// Segments that are repaired for readers concurrently. Chosen by hand: each holds a segment in
 /// memory.
 const READERS_AT_ONCE: usize = 2;
-/// Maximum number of remembered segments whose mending failed. Chosen by hand; beyond it all are
+/// Maximum number of remembered segments whose repairing failed. Chosen by hand; beyond it all are
 /// forgotten.
 const TRIED_MAX: usize = 4096;
 
@@ -55,7 +55,7 @@ pub(crate) trait SegmentMarks: Send + Sync {
     fn note_well(&self, number: u64);
 }
 
-/// The job, with the copies to mend from and the results so far; see the module.
+/// The job, with the copies to repair from and the results so far; see the module.
 pub(crate) struct Repair {
     pool: Arc<Pool>,
     metadata: Arc<Metadata>,
@@ -67,7 +67,7 @@ pub(crate) struct Repair {
     /// Time until which the copies are not asked again for a reader, by segment.
     tried: Mutex<HashMap<u64, Instant>>,
     readers: Semaphore,
-    /// Ensures that a segment is mended for one reader at a time.
+    /// Ensures that a segment is repaired for one reader at a time.
     turns: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
     mended_count: AtomicU64,
 }
@@ -148,7 +148,7 @@ impl Repair {
         tried.insert(number, Instant::now() + pause);
     }
 
-    /// Acquires the turn to mend a segment for a reader. Other readers of the same segment wait for
+    /// Acquires the turn to repair a segment for a reader. Other readers of the same segment wait for
     /// it.
     async fn turn(&self, number: u64) -> tokio::sync::OwnedMutexGuard<()> {
         let turn = {
@@ -181,7 +181,7 @@ impl Repair {
     pub(crate) async fn heal_now(&self, segment: &StoredSegment) -> Result<Finding> {
         match self.look_at_own(segment).await? {
             Ok(found) => Ok(found),
-            Err(why) => self.mend(segment, why, None).await,
+            Err(why) => self.repair(segment, why, None).await,
         }
     }
 
@@ -191,11 +191,11 @@ impl Repair {
         let looked = tokio::time::timeout(HEDGE, self.look_at_own(segment)).await;
         match looked.unwrap_or_else(|_| Ok(Err(format!("not sent in {HEDGE:?}"))))? {
             Ok(found) => Ok(found),
-            Err(why) => self.mend(segment, why, Some(HEDGE)).await,
+            Err(why) => self.repair(segment, why, Some(HEDGE)).await,
         }
     }
 
-    /// Determines the state of a segment in the pool's store, or the reason to mend it.
+    /// Determines the state of a segment in the pool's store, or the reason to repair it.
     async fn look_at_own(&self, segment: &StoredSegment) -> Result<Result<Finding, String>> {
         let info = &segment.info;
         let why = match self.segments.frames.check_segment(segment).await {
@@ -217,7 +217,7 @@ impl Repair {
 
     /// Restores a segment from the copies. `patience` limits the wait for the pool's store to
     /// return the restored segment.
-    async fn mend(
+    async fn repair(
         &self,
         segment: &StoredSegment,
         why: String,
@@ -226,7 +226,7 @@ impl Repair {
         let info = &segment.info;
         let planted = self.pool.planted;
         // The order matters: even if the segment is forgotten from now on, its object is not
-        // deleted before mending is done.
+        // deleted before repairing is done.
         let hold = (!planted.mend_unheld).then(|| self.segments.leftovers.hold_one(info.number));
         if !self.metadata.is_named(info.number, info.id).await? {
             return Ok(Finding::Gone);
@@ -283,8 +283,8 @@ impl Repair {
 
     /// Mends the segments that a reader lacks. Returns true if some were restored, so that reading
     /// again is worthwhile.
-    pub(crate) async fn mend_for_reader(&self, lacking: &[StoredSegment]) -> bool {
-        let mend = async {
+    pub(crate) async fn repair_for_reader(&self, lacking: &[StoredSegment]) -> bool {
+        let repair = async {
             let mut is_mended = false;
             for segment in lacking {
                 let info = &segment.info;
@@ -307,18 +307,18 @@ impl Repair {
                         );
                     }
                     Err(error) => {
-                        tracing::debug!(error = %error.chain(), "a segment could not be mended");
+                        tracing::debug!(error = %error.chain(), "a segment could not be repaired");
                     }
                 }
             }
             is_mended
         };
-        tokio::time::timeout(READER_PATIENCE, mend).await.unwrap_or(false)
+        tokio::time::timeout(READER_PATIENCE, repair).await.unwrap_or(false)
     }
 
-    /// Returns whether mending would be in vain: there are no copies, or this segment was tried
+    /// Returns whether repairing would be in vain: there are no copies, or this segment was tried
     /// recently.
-    pub(crate) fn is_mending_vain(&self, info: &SegmentInfo) -> bool {
+    pub(crate) fn is_repair_vain(&self, info: &SegmentInfo) -> bool {
         self.sources().is_empty() || self.was_tried(info.number.0)
     }
 }

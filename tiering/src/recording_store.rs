@@ -39,7 +39,7 @@ pub(crate) struct Shorter {
 
 /// The wrapper; see the module.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct RecordingStore {
     inner: Arc<dyn ObjectStore>,
     newest: Arc<Newest>,
     written_bytes: Arc<AtomicU64>,
@@ -64,10 +64,10 @@ impl Newest {
     }
 }
 
-impl Watched {
-    pub(crate) fn new(inner: Arc<dyn ObjectStore>, conditions: Conditions) -> Watched {
+impl RecordingStore {
+    pub(crate) fn new(inner: Arc<dyn ObjectStore>, conditions: Conditions) -> RecordingStore {
         let puts = Arc::new(Outage::new(Way::Metadata, conditions));
-        Watched { inner, newest: Arc::default(), written_bytes: Arc::default(), puts }
+        RecordingStore { inner, newest: Arc::default(), written_bytes: Arc::default(), puts }
     }
 
     /// Returns a description of the latest failure with its object, for people. It remains when
@@ -131,14 +131,14 @@ impl MultipartUpload for Counted {
     }
 }
 
-impl std::fmt::Display for Watched {
+impl std::fmt::Display for RecordingStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.inner)
     }
 }
 
 #[async_trait::async_trait]
-impl ObjectStore for Watched {
+impl ObjectStore for RecordingStore {
     async fn put_opts(
         &self,
         location: &Path,

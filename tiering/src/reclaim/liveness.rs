@@ -23,7 +23,7 @@ pub(super) const PAGES_AT_ONCE: usize = 32;
 
 /// Findings about a segment that was examined.
 #[derive(Default)]
-pub(super) struct Look {
+pub(super) struct Liveness {
     pub live: Vec<Live>,
     /// Pages that a range hides reference it too.
     pub has_hidden: bool,
@@ -49,7 +49,7 @@ impl Reclaim {
         record: &SegmentRecord,
         nobody: &mut u64,
         begun: Instant,
-    ) -> Result<Option<Look>> {
+    ) -> Result<Option<Liveness>> {
         let found = self.metadata.map.find_segment(record.info.number.0).await?;
         if found.is_none_or(|found| !found.is_of(&record.info)) {
             return Ok(None);
@@ -77,7 +77,7 @@ impl Reclaim {
         let mut looks = futures::stream::iter(pages_of(record, entries)?)
             .map(|(page, entries)| self.look_at_page(record, page, entries))
             .buffered(pages_at_once);
-        let mut all = Look::default();
+        let mut all = Liveness::default();
         while let Some(look) = looks.try_next().await? {
             if all.state_count > STATES_AT_ONCE {
                 all.is_cut = true;
@@ -95,11 +95,11 @@ impl Reclaim {
     /// Returns the findings for a segment that a copy of some volumes lacks on purpose and whose
     /// count of live blocks is 0: no page references it, and its back-references are dropped with
     /// it. The count is trusted, because its directory cannot be read.
-    pub(super) async fn look_at_left_out(&self, record: &SegmentRecord) -> Result<Look> {
+    pub(super) async fn look_at_left_out(&self, record: &SegmentRecord) -> Result<Liveness> {
         let number = record.info.number.0;
         let (references, is_cut) =
             self.metadata.map.back_references(number, REFERENCES_AT_ONCE).await?;
-        let mut look = Look { is_cut, ..Look::default() };
+        let mut look = Liveness { is_cut, ..Liveness::default() };
         if is_cut {
             let pages = references.iter();
             let pages = pages.flat_map(|(page, layers)| layers.iter().map(|layer| (*layer, *page)));
@@ -116,7 +116,7 @@ impl Reclaim {
         record: &SegmentRecord,
         page: u32,
         entries: Vec<DirectoryEntry>,
-    ) -> Result<Look> {
+    ) -> Result<Liveness> {
         let written_for: BTreeSet<u64> = entries.iter().map(|entry| entry.layer).collect();
         let layers = self.metadata.map.layers();
         let holders = self.holders(&layers, &written_for);
@@ -174,12 +174,12 @@ fn look_at(
     record: &SegmentRecord,
     page: u32,
     seen: &[(LayerId, Vec<DirectoryEntry>, SeenPage)],
-) -> Result<Look> {
+) -> Result<Liveness> {
     let number = record.info.number.0;
     let page_block = u64::from(page) * PAGE_BLOCKS;
     // By the layer that the frames were written for.
     let mut places: BTreeMap<u64, Places> = BTreeMap::new();
-    let mut look = Look::default();
+    let mut look = Liveness::default();
     for (layer, entries, seen) in seen {
         let wrong = |run: &Run, what: &str| {
             let what = format!(

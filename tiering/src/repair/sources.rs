@@ -32,7 +32,7 @@ const SOURCE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 
 pub(super) const HEDGE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 3_000 });
 /// Time for which a copy that failed is asked last. Chosen by hand.
 const REST: Duration = Duration::from_secs(600);
-/// Maximum number of requests to one copy under way. Chosen by hand: the segments mended
+/// Maximum number of requests to one copy under way. Chosen by hand: the segments repaired
 /// concurrently for readers, plus a scrub.
 const READS_AT_ONCE: usize = 3;
 

@@ -11,7 +11,7 @@
 use super::opening::{close_quietly, open_database};
 use super::{CLOSE_TIMEOUT, TierOptions};
 use crate::pool::Metadata;
-use crate::watched::Watched;
+use crate::recording_store::RecordingStore;
 use block::conditions::Report;
 use block::{ConditionKind, Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,22 +30,22 @@ const NOTICE: Duration = Duration::from_secs(5);
 const SUBJECT: &str = "pool";
 
 /// The job; see the module.
-pub(crate) struct Keeper {
+pub(crate) struct Reopener {
     /// Options of the first opening, which are those of every other.
     pub options: TierOptions,
     pub metadata: Arc<Metadata>,
     /// The store, for the database.
-    pub watched: Arc<Watched>,
+    pub watched: Arc<RecordingStore>,
     /// Number of times that the database was reopened.
     pub reopen_count: AtomicU64,
 }
 
 /// Runs [`keep`] and restarts it if it panics. Without it, a database that has ended would stay
 /// closed.
-pub(super) async fn supervised(keeper: Weak<Keeper>) {
+pub(super) async fn supervised(reopener: Weak<Reopener>) {
     let job = block::Job::new("metadata upkeep", "a metadata database that ends is opened late");
-    while let Err(why) = block::jobs::caught(keep(keeper.clone())).await {
-        let Some(this) = keeper.upgrade() else { return };
+    while let Err(why) = block::jobs::caught(keep(reopener.clone())).await {
+        let Some(this) = reopener.upgrade() else { return };
         job.raise_died(&this.options.conditions, &why);
         drop(this);
         tokio::time::sleep(PAUSE_MAX).await;
@@ -53,9 +53,9 @@ pub(super) async fn supervised(keeper: Weak<Keeper>) {
 }
 
 /// Reopens the metadata database whenever it ends, for as long as the tier lives.
-pub(super) async fn keep(keeper: Weak<Keeper>) {
+pub(super) async fn keep(reopener: Weak<Reopener>) {
     loop {
-        let Some(mut vigil) = keeper.upgrade().map(|this| this.metadata.map.vigil()) else {
+        let Some(mut vigil) = reopener.upgrade().map(|this| this.metadata.map.vigil()) else {
             return;
         };
         if !vigil.ended().await {
@@ -63,7 +63,7 @@ pub(super) async fn keep(keeper: Weak<Keeper>) {
         }
         let mut pause = PAUSE_MIN;
         loop {
-            let Some(this) = keeper.upgrade() else { return };
+            let Some(this) = reopener.upgrade() else { return };
             let reopened = tokio::select! {
                 reopened = this.reopen_or_say() => reopened,
                 () = vigil.finished() => return,
@@ -85,8 +85,8 @@ pub(super) async fn keep(keeper: Weak<Keeper>) {
     }
 }
 
-impl Keeper {
-    /// Like [`Keeper::reopen`], but raises a condition that lasts until an attempt succeeds.
+impl Reopener {
+    /// Like [`Reopener::reopen`], but raises a condition that lasts until an attempt succeeds.
     async fn reopen_or_say(&self) -> Result<()> {
         let conditions = &self.options.conditions;
         let say = |why: &str| {

@@ -28,7 +28,7 @@ pub(super) enum Move<'a> {
 }
 
 /// A page with a past that is to get an image.
-pub(super) struct Settle<'a> {
+pub(super) struct Preserve<'a> {
     pub layer: LayerId,
     pub page: u32,
     /// LSN of the image: at least that of every operand and of every range that hides some.
@@ -54,14 +54,14 @@ pub(super) struct Settle<'a> {
 impl Draft<'_> {
     /// Puts an image of a page, and copies of the replaced states that snapshots show. With
     /// `moved`, `history` must contain every copy; otherwise the newest is enough.
-    pub(super) fn settle(
+    pub(super) fn preserve(
         &mut self,
         report: &mut CommitReport,
         history: &History,
-        settle: Settle<'_>,
+        preserve: Preserve<'_>,
     ) -> Page {
-        let Settle { layer, page, lsn, mut runs, ranges, living, moved, .. } = settle;
-        let base = settle.base.as_ref().map(|base| &base.runs[..]);
+        let Preserve { layer, page, lsn, mut runs, ranges, living, moved, .. } = preserve;
+        let base = preserve.base.as_ref().map(|base| &base.runs[..]);
         let before = history.counted();
         runs.retain(Run::is_mapped);
         let now = pages::fold(&history.operands, Lsn::NONE);
@@ -85,7 +85,7 @@ impl Draft<'_> {
         let mut after = history::counted_copies(&copies, &runs);
         after.extend(&runs);
         // The base moves, too, where it shares blocks with the page.
-        let mut base_after = base.filter(|_| !settle.is_promoted).map(<[Run]>::to_vec);
+        let mut base_after = base.filter(|_| !preserve.is_promoted).map(<[Run]>::to_vec);
         if let Some(base) = &mut base_after {
             Move::apply_all(moved, base);
         }
@@ -102,7 +102,7 @@ impl Draft<'_> {
         let copy = copies.last().map_or(Lsn::NONE, |copy| copy.until);
         let key = keys::page_key(layer, page);
         let is_kept =
-            !runs.is_empty() || copy != Lsn::NONE || (base.is_some() && !settle.is_former);
+            !runs.is_empty() || copy != Lsn::NONE || (base.is_some() && !preserve.is_former);
         if is_kept {
             let mut plain = Vec::with_capacity(32 + 12 * runs.len());
             pages::encode(lsn, OperandKind::Image { copy }, &runs, &mut plain);
