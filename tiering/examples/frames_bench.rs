@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tiering::cache::{CacheIo, CacheOptions};
 use tiering::fetch::{Access, Frames, FramesOptions};
+use tiering::keys::PoolKeys;
 use tiering::segment::read::{frame_of, segment_key};
 use tiering::segment::{
     FrameRef, Placement, SealedSegment, SegmentBuilder, SegmentNumber, SegmentSeed, open_frame,
@@ -217,8 +218,11 @@ fn open(
         FramesOptions { memory_bytes, stream_bytes: 0, cache, ..FramesOptions::default() };
     Frames::open(
         Arc::new(ObjectSegments::new(store.clone())),
-        POOL,
-        (PoolKey::new([7; 32]), tiering::VolumeKeys::default()),
+        PoolKeys {
+            pool: POOL,
+            pool_key: PoolKey::new([7; 32]),
+            volume_keys: tiering::VolumeKeys::default(),
+        },
         options,
     )
 }

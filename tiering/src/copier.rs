@@ -60,7 +60,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::Semaphore;
-use transfer::{Pace, copy_parts, each, source_error, target_error};
+use transfer::{Object, Pace, copy_parts, each, source_error, target_error};
 
 /// Segment records taken from the metadata at a time.
 const STEP: usize = 1024;
@@ -412,7 +412,7 @@ impl Copier {
         let head = self.source.objects.head(path).await;
         let bytes = head.map_err(|cause| source_error(path, cause))?.size;
         let (from, to) = (&self.source.objects, &self.target);
-        copy_parts(from, to, (path, bytes), &self.pace, &self.places).await?;
+        copy_parts(from, to, Object { path, bytes }, &self.pace, &self.places).await?;
         self.count(bytes);
         Ok(())
     }

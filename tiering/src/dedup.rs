@@ -16,9 +16,8 @@
 pub(crate) mod fingerprints;
 pub(crate) mod index;
 
-use crate::keys::{KeyId, VolumeKeys};
+use crate::keys::{KeyId, PoolKeys};
 use crate::planted::Planted;
-use block::seal::PoolKey;
 use block::{ErrorKind, VolumeId};
 use fingerprints::{Fingerprinter, FrameFingerprints};
 use index::{Index, Location};
@@ -71,16 +70,6 @@ pub struct DedupStatus {
     pub unequal_count: u64,
     /// Nominated blocks that could not be read, since the start.
     pub unread_count: u64,
-}
-
-/// Keys that fingerprints are made under.
-pub(crate) struct FingerprintKeys {
-    /// Identity of the pool.
-    pub pool: [u8; 16],
-    pub pool_key: PoolKey,
-    pub volume_keys: VolumeKeys,
-    /// Mask of the fingerprint bits that are compared; tests clear some of them.
-    pub mask: u64,
 }
 
 /// Users of segments.
@@ -141,7 +130,9 @@ pub(crate) struct Dedup {
     uses: Arc<Mutex<Uses>>,
     pub sweep: Mutex<Sweep>,
     /// Keys of the fingerprints.
-    keys: FingerprintKeys,
+    keys: PoolKeys,
+    /// Mask of the fingerprint bits that are compared; tests clear some of them.
+    pub mask: u64,
     /// Whether every volume is deduplicated, for tests.
     pub is_forced: bool,
     planted: Planted,
@@ -151,9 +142,10 @@ pub(crate) struct Dedup {
 
 impl Dedup {
     /// Creates the state, with an index of `index_bytes`.
-    pub fn new(index_bytes: usize, keys: FingerprintKeys, planted: Planted) -> Dedup {
+    pub fn new(index_bytes: usize, keys: PoolKeys, planted: Planted) -> Dedup {
         Dedup {
             keys,
+            mask: u64::MAX,
             is_forced: false,
             volumes: Mutex::default(),
             index: Mutex::new(Index::new(index_bytes / ENTRY_BYTES)),
@@ -167,9 +159,9 @@ impl Dedup {
 
     /// Returns the fingerprinter for a key; `None` if the key is not present.
     pub fn fingerprinter(&self, key: KeyId) -> Option<Fingerprinter> {
-        let FingerprintKeys { pool, pool_key, volume_keys, mask } = &self.keys;
+        let PoolKeys { pool, pool_key, volume_keys } = &self.keys;
         let root = volume_keys.root(key, pool_key)?;
-        Some(Fingerprinter::new(&root, pool, *mask))
+        Some(Fingerprinter::new(&root, pool, self.mask))
     }
 
     /// Turns deduplication on or off for a volume.
@@ -270,11 +262,13 @@ pub(crate) fn is_of_segment(kind: ErrorKind) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::keys::VolumeKeys;
+    use block::seal::PoolKey;
 
     #[test]
     fn a_segment_has_one_kind_of_user() {
         let (pool_key, volume_keys) = (PoolKey::new([7; 32]), VolumeKeys::default());
-        let keys = FingerprintKeys { pool: [1; 16], pool_key, volume_keys, mask: u64::MAX };
+        let keys = PoolKeys { pool: [1; 16], pool_key, volume_keys };
         let dedup = Dedup::new(1 << 20, keys, Planted::default());
         let (first, second) = (dedup.pin(5).unwrap(), dedup.pin(5).unwrap());
         drop(first);

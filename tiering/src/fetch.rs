@@ -28,7 +28,7 @@ mod tests;
 pub use options::{Access, Advice, FramesOptions, FramesStatus};
 
 use crate::cache::FrameCache;
-use crate::keys::VolumeKeys;
+use crate::keys::PoolKeys;
 use crate::planted::Planted;
 use crate::segment::read::{Directory, ObjectReport, check_object, directory_tail_bytes};
 use crate::segment::{
@@ -36,7 +36,6 @@ use crate::segment::{
     open_frame,
 };
 use crate::segment_store::SegmentStore;
-use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use flights::{Flights, Ticket};
@@ -123,10 +122,10 @@ impl Frames {
     #[must_use]
     pub fn open(
         segments: Arc<dyn SegmentStore>,
-        pool: [u8; 16],
-        (pool_key, volume_keys): (PoolKey, VolumeKeys),
+        keys: PoolKeys,
         mut options: FramesOptions,
     ) -> Self {
+        let PoolKeys { pool, pool_key, volume_keys } = keys;
         if let Some(cache) = &mut options.cache {
             cache.conditions = options.conditions.clone();
         }

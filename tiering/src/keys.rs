@@ -47,6 +47,17 @@ struct Table {
     of: HashMap<VolumeId, KeyId>,
 }
 
+/// The identity of a pool, and the keys that its data is under.
+#[derive(Clone, Debug)]
+pub struct PoolKeys {
+    /// Identity of the pool.
+    pub pool: [u8; 16],
+    /// Root key of the pool.
+    pub pool_key: PoolKey,
+    /// Keys of volumes.
+    pub volume_keys: VolumeKeys,
+}
+
 /// The keys of volumes that are present, and the volumes that use them. It is cheap to clone; all
 /// clones share one table.
 #[derive(Clone, Default)]

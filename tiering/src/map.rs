@@ -642,7 +642,7 @@ impl Map {
         count_max: usize,
     ) -> Result<(Vec<(u32, Arc<Page>)>, u32)> {
         if self.layers().base(layer, last).is_some() {
-            return self.pages_between_based(layer, (first, last), count_max).await;
+            return self.pages_between_based(layer, first..=last, count_max).await;
         }
         let from = Bound::Included(keys::page_key(layer, first).to_vec());
         let until = Bound::Included(keys::page_key(layer, last).to_vec());

@@ -310,8 +310,10 @@ impl Reader {
             let (pages, until) = match snapshot {
                 None => self.metadata.map.pages_between(layer, next, last, ALLOCATION_STEP).await?,
                 Some(at) => {
-                    let range = (next, last);
-                    self.metadata.map.pages_between_at(layer, range, at, ALLOCATION_STEP).await?
+                    self.metadata
+                        .map
+                        .pages_between_at(layer, next..=last, at, ALLOCATION_STEP)
+                        .await?
                 }
             };
             for (number, page) in pages {
@@ -364,11 +366,11 @@ impl Reader {
             let (mut pages, mut until) = self
                 .metadata
                 .map
-                .pages_between_at(layer, (next, last), newer, ALLOCATION_STEP)
+                .pages_between_at(layer, next..=last, newer, ALLOCATION_STEP)
                 .await?;
             if then_layer != layer {
                 // Pages that only the older snapshot has.
-                let between = (next, until);
+                let between = next..=until;
                 let (more, end) = self
                     .metadata
                     .map

@@ -17,7 +17,7 @@
 
 use super::STEP;
 use super::origin::RestoredStore;
-use super::transfer::{Pace, check_length, copy_parts, source_error};
+use super::transfer::{Object, Pace, check_length, copy_parts, source_error};
 use crate::dedup::Dedup;
 use crate::fetch::FramesOptions;
 use crate::fetch::peers::{Peer, Peers};
@@ -318,7 +318,7 @@ impl Hydration<'_> {
             Err(cause) => return Err(source_error(path, cause)),
         };
         let (from, to) = (self.store.of_copy(), self.store.own());
-        copy_parts(from, to, (path, bytes), &self.pace, &self.places).await?;
+        copy_parts(from, to, Object { path, bytes }, &self.pace, &self.places).await?;
         self.store.forget(path);
         Ok(true)
     }

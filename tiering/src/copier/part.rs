@@ -16,6 +16,7 @@ use crate::segment::StoredSegment;
 use block::{Result, VolumeId};
 use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 /// Maximum number of directories that are read concurrently. Chosen by hand: two requests each, and
 /// at most 1 MiB.
@@ -46,17 +47,17 @@ impl Copier {
     }
 
     /// Selects the segments that the copy should have from `all`, which are all segments with
-    /// records from `first` to `last`.
+    /// records with these numbers.
     pub(super) async fn needed(
         &mut self,
         map: &Map,
         all: BTreeMap<u64, SegmentRecord>,
-        (first, last): (u64, u64),
+        numbers: RangeInclusive<u64>,
     ) -> Result<BTreeMap<u64, SegmentRecord>> {
         let Some(part) = &mut self.part else { return Ok(all) };
         let gone = |number: &u64| !all.contains_key(number);
         let gone: Vec<u64> =
-            part.left_out.range(first..=last).map(|(number, _)| *number).filter(gone).collect();
+            part.left_out.range(numbers.clone()).map(|(number, _)| *number).filter(gone).collect();
         for number in gone {
             part.left_out.remove(&number);
         }
@@ -68,7 +69,7 @@ impl Copier {
         part.layers.clone_from(&layers);
         let mut referenced = BTreeSet::new();
         if !planted.part_without_references {
-            referenced = map.referenced_from(first..=last, &layers).await?;
+            referenced = map.referenced_from(numbers, &layers).await?;
         }
         let (mut needed, mut unknown) = (BTreeMap::new(), Vec::new());
         for (number, record) in all {

@@ -76,7 +76,7 @@ impl Copier {
             let end = next.unwrap_or(u64::MAX);
             let named: BTreeMap<u64, SegmentRecord> =
                 records.iter().map(|(record, _)| (record.info.number.0, record.clone())).collect();
-            let named = self.needed(map, named, (last + 1, end)).await?;
+            let named = self.needed(map, named, last + 1..=end).await?;
             let has = |number: &u64, held: &Held| {
                 named.get(number).is_some_and(|record| held_of(&record.info) == *held)
             };

@@ -15,15 +15,24 @@ use std::time::{Duration, Instant};
 /// parts to be.
 const PART_BYTES: usize = 8 << 20;
 
-/// Copies an object of the given size. A large object is copied in parts, because a long request
+/// An object to copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Object<'a> {
+    pub path: &'a Path,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// Copies an object. A large object is copied in parts, because a long request
 /// that waits for its turn in the middle would time out.
 pub(super) async fn copy_parts(
     from: &Arc<dyn ObjectStore>,
     to: &Arc<dyn ObjectStore>,
-    (path, bytes): (&Path, u64),
+    object: Object<'_>,
     pace: &Pace,
     places: &Places,
 ) -> Result<()> {
+    let Object { path, bytes } = object;
     let failed = |cause| target_error(format!("copy {path}"), cause);
     let read = async |range: Range<u64>| {
         let piece = from.get_range(path, range.clone()).await;

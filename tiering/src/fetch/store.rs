@@ -13,7 +13,7 @@
 
 use super::FramesOptions;
 use super::peers::{Peer, Peers};
-use super::suspects::{Cause, Patience, Suspects, Verdict};
+use super::suspects::{Cause, Patience, Round, Suspects, Verdict};
 use crate::outage::{Outage, StoreFailure, Way, public_text};
 use crate::planted::Planted;
 use crate::segment::{SegmentInfo, StoredSegment};
@@ -369,8 +369,8 @@ impl StoreReader {
             return Ok(Verdict::Undecided);
         };
         let now = Instant::now();
-        let (verdict, is_new) =
-            self.suspects.lock().end_round(&info.id, now, (cause, lasted), are_others_read);
+        let round = Round { cause, lasted, are_others_read };
+        let (verdict, is_new) = self.suspects.lock().end_round(&info.id, now, round);
         if is_new {
             self.raise(info, verdict, error);
         }

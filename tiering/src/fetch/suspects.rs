@@ -48,6 +48,16 @@ pub(super) enum Cause {
     Missing,
 }
 
+/// A round of an object: an attempt to read it that failed, and what followed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    pub cause: Cause,
+    /// Duration of the attempt.
+    pub lasted: Duration,
+    /// A read of another object succeeded after it.
+    pub are_others_read: bool,
+}
+
 /// State of an object on the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -152,16 +162,14 @@ impl Suspects {
         is_due
     }
 
-    /// Judges an object after a round. `lasted` is the duration of the attempt; `are_others_read`
-    /// says whether a read of another object succeeded after it. Returns the verdict for waiting
-    /// readers, and whether it is new.
+    /// Judges an object after a round. Returns the verdict for waiting readers, and whether it is new.
     pub(super) fn end_round(
         &mut self,
         id: &SegmentId,
         now: Instant,
-        (cause, lasted): (Cause, Duration),
-        are_others_read: bool,
+        round: Round,
     ) -> (Verdict, bool) {
+        let Round { cause, lasted, are_others_read } = round;
         let patience = self.patience;
         let Some(suspect) = self.list.get_mut(id) else { return (Verdict::Undecided, false) };
         if !are_others_read {
@@ -303,8 +311,8 @@ mod tests {
                     at += lasted;
                     let now = begin + at;
                     if suspects.begin_round(&one.into(), now) {
-                        let found = (cause, lasted);
-                        let (verdict, _) = suspects.end_round(&one.id, now, found, are_others_read);
+                        let round = Round { cause, lasted, are_others_read };
+                        let (verdict, _) = suspects.end_round(&one.id, now, round);
                         if verdict != Verdict::Undecided {
                             return Some((at, verdict));
                         }
@@ -359,18 +367,19 @@ mod tests {
     #[tokio::test]
     async fn a_verdict_is_suspended_in_an_outage_and_ends_when_the_object_is_read() {
         let (mut suspects, one) = (Suspects::new(PATIENCE), info(1));
+        let round = Round { cause: Cause::Passing, lasted: Duration::ZERO, are_others_read: true };
         let mut now = Instant::now();
         for _ in 0..8 {
             now += Duration::from_secs(2);
             assert!(suspects.begin_round(&one.into(), now));
-            suspects.end_round(&one.id, now, (Cause::Passing, Duration::ZERO), true);
+            suspects.end_round(&one.id, now, round);
         }
         assert_eq!(suspects.verdict(&one.id, now), (Verdict::Unreadable, true));
         assert!(!suspects.begin_round(&one.into(), now), "two rounds have their distance");
         now += Duration::from_secs(2);
         assert!(suspects.begin_round(&one.into(), now));
-        let found = (Cause::Passing, Duration::ZERO);
-        assert_eq!(suspects.end_round(&one.id, now, found, false), (Verdict::Undecided, false));
+        let round = Round { are_others_read: false, ..round };
+        assert_eq!(suspects.end_round(&one.id, now, round), (Verdict::Undecided, false));
         assert_eq!(suspects.verdict(&one.id, now), (Verdict::Undecided, false));
         assert_eq!(suspects.judged(&one.id), Verdict::Unreadable);
         let mut due = || suspects.take_due(now, Duration::from_secs(1), 9);

@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::cache::CacheOptions;
-use crate::keys::KeyId;
+use crate::keys::{KeyId, VolumeKeys};
 use crate::segment::build::{SegmentBuilder, SegmentSeed};
 use crate::segment::{FrameAt, Placement, SegmentNumber};
 use crate::segment_store::ObjectSegments;
 use crate::testing::{Fault, FaultStore, Op, Rng, seeds};
 use block::Epoch;
-use block::seal::Algorithm;
+use block::seal::{Algorithm, PoolKey};
 use object_store::ObjectStoreExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -27,7 +27,8 @@ fn frame_of_segment(info: SegmentInfo, at: FrameAt) -> FrameRef {
 
 fn open(store: &Arc<FaultStore>, pool: [u8; 16], options: FramesOptions) -> Frames {
     let segments = Arc::new(ObjectSegments::new(store.clone()));
-    Frames::open(segments, pool, (pool_key(), VolumeKeys::default()), options)
+    let keys = PoolKeys { pool, pool_key: pool_key(), volume_keys: VolumeKeys::default() };
+    Frames::open(segments, keys, options)
 }
 
 /// A store with segments, and their contents.

@@ -341,7 +341,7 @@ impl Map {
         base: Base,
         budget: usize,
     ) -> Result<u64> {
-        let pages = (base.next_page, u32::MAX);
+        let pages = base.next_page..=u32::MAX;
         let (numbers, until) = self.numbers_between(db, layer, pages, budget.max(1)).await?;
         let mut draft = Draft::new(self);
         let mut touched = Vec::new();

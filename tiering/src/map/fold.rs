@@ -13,7 +13,7 @@ use super::keys;
 use super::layers::LayerId;
 use super::pages;
 use super::preserve::Preserve;
-use super::ranges::Range;
+use super::ranges::{Range, RunLimit};
 use super::{CommitReport, FoldReport, Forget, Map, State};
 use crate::fail_point;
 use block::{ErrorKind, Lsn, Result};
@@ -23,7 +23,7 @@ use std::ops::Bound;
 /// Number of ranges that are folded at once, and number of pages that may lie between two of them.
 /// Chosen by hand: on a device with scattered trims and later writes, searching for pages costs
 /// more than folding them.
-const RUN_MAX: (usize, u32) = (256, 64);
+const RUN_MAX: RunLimit = RunLimit { count_max: 256, gap_pages: 64 };
 
 /// Pages to fold with their stored values, and the page to continue with if there are more.
 type Hidden = (Vec<(u32, Option<Bytes>)>, Option<u32>);
@@ -172,7 +172,7 @@ impl Map {
         let is_shown = snapshots.of(layer).last().is_some_and(|newest| *newest >= range.lsn);
         let is_over = layers.base(layer, range.last_page).is_some() && is_shown;
         if layers.shows_base(layer, range.last_page) || is_over {
-            let pages = (range.first_page, range.last_page);
+            let pages = range.first_page..=range.last_page;
             let (numbers, until) =
                 self.numbers_between(&db, layer, pages, page_budget.max(1)).await?;
             for number in numbers {

@@ -140,6 +140,15 @@ pub struct RangeList {
     window_count: usize,
 }
 
+/// Limits of [`RangeList::run_from`].
+#[derive(Clone, Copy, Debug)]
+pub struct RunLimit {
+    /// Maximum number of ranges.
+    pub count_max: usize,
+    /// Maximum number of pages between one range and the next.
+    pub gap_pages: u32,
+}
+
 impl RangeList {
     /// Number of ranges over all layers.
     #[must_use]
@@ -248,22 +257,16 @@ impl RangeList {
         })
     }
 
-    /// A range and those of its window that follow it closely, ascending: at most `count_max`, each
-    /// at most `gap_pages` after the previous one.
+    /// A range and those of its window that follow it closely, ascending.
     #[must_use]
-    pub fn run_from(
-        &self,
-        layer: LayerId,
-        range: &Range,
-        (count_max, gap_pages): (usize, u32),
-    ) -> Vec<Range> {
+    pub fn run_from(&self, layer: LayerId, range: &Range, limit: RunLimit) -> Vec<Range> {
         let window = self.layers.get(&layer).and_then(|windows| windows.get(&range.lsn));
         let mut run = vec![*range];
         let Some(window) = window.filter(|window| window.is_disjoint) else { return run };
         let mut end = range.last_page;
         let behind = window.iter().skip_while(|next| next.first_page <= range.last_page);
-        for next in behind.take(count_max.saturating_sub(1)) {
-            if next.first_page - end > gap_pages {
+        for next in behind.take(limit.count_max.saturating_sub(1)) {
+            if next.first_page - end > limit.gap_pages {
                 break;
             }
             end = next.last_page;
@@ -366,7 +369,7 @@ mod tests {
                 };
                 assert_eq!(sorted(list.iter().collect()), sorted(plain.clone()));
                 if let Some((layer, range)) = list.first() {
-                    let run = list.run_from(layer, &range, (3, 2));
+                    let run = list.run_from(layer, &range, RunLimit { count_max: 3, gap_pages: 2 });
                     assert!((1..=3).contains(&run.len()) && run[0] == range);
                     let is_next =
                         |two: &[Range]| (1..=2).contains(&(two[1].first_page - two[0].last_page));

@@ -17,6 +17,7 @@ use block::{Lsn, Result, VolumeId};
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -359,21 +360,21 @@ impl Map {
         Ok(found)
     }
 
-    /// Up to `count_max` pages of a layer from `first` to `last`, as they were at an LSN, and the
-    /// number of the page up to which the result is complete.
+    /// Up to `count_max` of these pages of a layer, as they were at an LSN, and the number of the page
+    /// up to which the result is complete.
     ///
     /// # Errors
     /// Like [`Map::page`].
     pub async fn pages_between_at(
         &self,
         layer: LayerId,
-        (first, last): (u32, u32),
+        pages: RangeInclusive<u32>,
         at: Lsn,
         count_max: usize,
     ) -> Result<(Vec<(u32, Arc<Page>)>, u32)> {
         let (numbers, until) = loop {
             let db = self.db();
-            match self.numbers_between(&db, layer, (first, last), count_max).await {
+            match self.numbers_between(&db, layer, pages.clone(), count_max).await {
                 Ok(found) => break found,
                 Err(error) => self.wait_reopened(&db, error).await?,
             }
@@ -389,12 +390,12 @@ impl Map {
     pub(super) async fn pages_between_based(
         &self,
         layer: LayerId,
-        (first, last): (u32, u32),
+        pages: RangeInclusive<u32>,
         count_max: usize,
     ) -> Result<(Vec<(u32, Arc<Page>)>, u32)> {
         let (numbers, until) = loop {
             let db = self.db();
-            match self.numbers_between(&db, layer, (first, last), count_max).await {
+            match self.numbers_between(&db, layer, pages.clone(), count_max).await {
                 Ok(found) => break found,
                 Err(error) => self.wait_reopened(&db, error).await?,
             }
@@ -412,15 +413,16 @@ impl Map {
         &self,
         db: &super::Database,
         layer: LayerId,
-        (first, last): (u32, u32),
+        pages: RangeInclusive<u32>,
         count_max: usize,
     ) -> Result<(BTreeSet<u32>, u32)> {
         loop {
             let bases = self.layers().bases(layer);
             let (mut numbers, mut until) =
-                self.numbers_of(db, layer, (first, last), count_max).await?;
+                self.numbers_of(db, layer, pages.clone(), count_max).await?;
             for base in &bases {
-                let (more, end) = self.numbers_of(db, *base, (first, until), count_max).await?;
+                let (more, end) =
+                    self.numbers_of(db, *base, *pages.start()..=until, count_max).await?;
                 numbers.extend(more);
                 until = until.min(end);
             }
@@ -438,10 +440,10 @@ impl Map {
         &self,
         db: &super::Database,
         layer: LayerId,
-        (first, last): (u32, u32),
+        pages: RangeInclusive<u32>,
         count_max: usize,
     ) -> Result<(BTreeSet<u32>, u32)> {
-        let mut until = last;
+        let (first, mut until) = pages.into_inner();
         let mut numbers = BTreeSet::new();
         let keys_of = |from: &[u8], end: &[u8]| {
             (Bound::Included(from.to_vec()), Bound::Included(end.to_vec()))

@@ -2,7 +2,7 @@
 //! and the states of these pages.
 
 use super::Reclaim;
-use super::referenced::Foreign;
+use super::referenced::{Foreign, Referenced};
 use super::{Live, STATES_AT_ONCE};
 use crate::map::dedup::BackReferences;
 use crate::map::pages::{PAGE_BLOCKS, Run};
@@ -55,23 +55,18 @@ impl Reclaim {
             return Ok(None);
         }
         let entries = self.segments.frames.read_directory(&record.stored()).await?;
-        let references =
+        let (references, has_more) =
             self.metadata.map.back_references(record.info.number.0, REFERENCES_AT_ONCE).await?;
         let snapshot_count = self.metadata.map.snapshots().count_max();
         // Each page is taken with all of its copies, and with the copies of all layers below.
         let written_for = entries.iter().map(|entry| entry.layer);
         let written_for: BTreeSet<u64> =
-            written_for.chain(references.0.values().flatten().map(|layer| layer.0)).collect();
+            written_for.chain(references.values().flatten().map(|layer| layer.0)).collect();
         let holders = self.holders(&self.metadata.map.layers(), &written_for);
         let pages_at_once = (PAGES_AT_ONCE / (1 + snapshot_count / 32 + holders.len() / 32)).max(1);
-        if !references.0.is_empty() {
-            let look = self.look_into_referenced(
-                record,
-                entries,
-                references,
-                nobody,
-                (begun, pages_at_once),
-            );
+        if !references.is_empty() {
+            let its = Referenced { references, has_more, begun, pages_at_once };
+            let look = self.look_into_referenced(record, entries, its, nobody);
             return look.await.map(Some);
         }
         let mut looks = futures::stream::iter(pages_of(record, entries)?)

@@ -64,6 +64,16 @@ struct PageLook {
     state_count: usize,
 }
 
+/// The back-references of a segment that one step examines.
+pub(super) struct Referenced {
+    pub references: BackReferences,
+    /// The segment has further ones.
+    pub has_more: bool,
+    /// Start of the step.
+    pub begun: Instant,
+    pub pages_at_once: usize,
+}
+
 impl Reclaim {
     /// Like `look_into`, but for a segment that has back-references. `nobody` is the next number
     /// for a block without an owner.
@@ -71,10 +81,10 @@ impl Reclaim {
         &self,
         record: &SegmentRecord,
         entries: Vec<DirectoryEntry>,
-        (references, has_more): (BackReferences, bool),
+        its: Referenced,
         nobody: &mut u64,
-        (begun, pages_at_once): (Instant, usize),
     ) -> Result<Liveness> {
+        let Referenced { references, has_more, begun, pages_at_once } = its;
         let own = entries.iter().filter(|entry| entry.layer != NOBODY.0).copied();
         let mut by_page = pages_of(record, own)?;
         let mut pages: BTreeMap<u32, PageRoots> = BTreeMap::new();

@@ -8,13 +8,14 @@ use super::reopen::{self, Reopener};
 use super::{Jobs, Parts, Tier, TierOptions};
 use crate::copier::CopySource;
 use crate::copier::hydrate::Hydrator;
-use crate::dedup::{Dedup, FingerprintKeys};
+use crate::dedup::Dedup;
 use crate::destage::Destage;
 use crate::destage::buffers::Buffers;
 use crate::destage::write::{Output, WriteSettings};
 use crate::fetch::{Frames, FramesOptions};
 use crate::fsck::Fsck;
 use crate::heat::Heat;
+use crate::keys::PoolKeys;
 use crate::leftovers::Leftovers;
 use crate::listing::{self, EMPTY_LOOK_COUNT};
 use crate::map::database::{self, Database};
@@ -118,14 +119,21 @@ impl Tier {
 /// Opens the read cache on the segments.
 async fn open_segments(options: &TierOptions) -> Result<Segments> {
     let store: Arc<dyn SegmentStore> = Arc::new(ObjectSegments::new(options.store.clone()));
-    let (segments, pool) = (store.clone(), options.pool);
-    let keys = (options.pool_key.clone(), options.volume_keys.clone());
+    let (segments, keys) = (store.clone(), keys_of(options));
     let frames = FramesOptions { conditions: options.conditions.clone(), ..options.frames.clone() };
-    let open = move || Frames::open(segments, pool, keys, frames);
+    let open = move || Frames::open(segments, keys, frames);
     let frames = tokio::task::spawn_blocking(open)
         .await
         .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?;
     Ok(Segments { store, frames, leftovers: Leftovers::default(), heat: Heat::default() })
+}
+
+fn keys_of(options: &TierOptions) -> PoolKeys {
+    PoolKeys {
+        pool: options.pool,
+        pool_key: options.pool_key.clone(),
+        volume_keys: options.volume_keys.clone(),
+    }
 }
 
 /// Makes the jobs, each of the parts that it needs.
@@ -138,13 +146,8 @@ fn assemble(options: TierOptions, watched: Arc<RecordingStore>, shared: JobParts
         is_read_only: pool.is_read_only,
         planted,
     });
-    let keys = FingerprintKeys {
-        pool: pool.id,
-        pool_key: pool.key.clone(),
-        volume_keys: pool.volume_keys.clone(),
-        mask: options.fingerprint_mask,
-    };
-    let mut dedup = Dedup::new(options.dedup_index_bytes, keys, planted);
+    let mut dedup = Dedup::new(options.dedup_index_bytes, keys_of(&options), planted);
+    dedup.mask = options.fingerprint_mask;
     dedup.is_forced = options.is_dedup;
     let dedup = Arc::new(dedup);
     let output = Arc::new(Output {
