@@ -383,6 +383,26 @@ struct Between {
     begun: (u64, Arc<Model>),
 }
 
+/// Leaves hardly any dead blocks.
+const EAGER: ReclaimOptions = ReclaimOptions { target_percent: 101 };
+
+/// Makes a pass of reclaim due at once, as if the pause were over.
+fn look_again(tier: &Tier) {
+    tier.parts.jobs.reclaim.look_again();
+}
+
+/// Reclaims until nothing is left to do for now.
+async fn reclaim_until_idle(tier: &Tier) {
+    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+}
+
+/// Reclaims everything that can be reclaimed, and deletes the segments.
+async fn reclaim_all(tier: &Tier) {
+    look_again(tier);
+    reclaim_until_idle(tier).await;
+    sweep_all_abandoned(tier).await;
+}
+
 /// Sweeps until no abandoned uploads are left. Returns the number of deletions.
 async fn sweep_all_abandoned(tier: &Tier) -> u64 {
     let mut deleted_count = 0;

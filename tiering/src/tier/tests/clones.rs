@@ -2,7 +2,6 @@
 //! snapshot: under writes, trims, reclaim, folding, pruning, promoting and restarts, and with
 //! planted bugs that these tests must detect.
 
-use super::reclaim::EAGER;
 use super::*;
 use crate::map::SnapshotChange;
 use crate::planted::Planted;
@@ -323,12 +322,6 @@ async fn check_holes(tier: &Tier, (volume, at): (u32, Option<Lsn>), offset: u64,
     }
 }
 
-pub(super) async fn reclaim_all(tier: &Tier) {
-    tier.parts.jobs.reclaim.look_again();
-    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
-    sweep_all_abandoned(tier).await;
-}
-
 /// Folds, prunes, promotes and forgets everything.
 pub(super) async fn step_all(tier: &Tier) {
     while tier.step(50).await.unwrap().page_count > 0 {}
@@ -442,7 +435,7 @@ pub(super) async fn together(seed: u64) {
         let tier = tier.clone();
         tokio::spawn(async move {
             loop {
-                tier.parts.jobs.reclaim.look_again();
+                look_again(&tier);
                 while !tier.reclaim_step(EAGER).await.unwrap().is_idle {
                     tokio::task::yield_now().await;
                 }
@@ -545,7 +538,7 @@ pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
                         let op_count = 1 + clones.world.rng.below(20);
                         clones.write(&tier, op_count).await?;
                         clones.change(&tier).await?;
-                        tier.parts.jobs.reclaim.look_again();
+                        look_again(&tier);
                         while !tier.reclaim_step(EAGER).await?.is_idle {}
                         tier.sweep_abandoned().await?;
                         tier.step(10).await?;

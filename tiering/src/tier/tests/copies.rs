@@ -1,7 +1,6 @@
 //! Copies in other stores: every published state can be opened and is a state of the pool, whatever
 //! fails meanwhile.
 
-use super::reclaim::EAGER;
 use super::*;
 use crate::copier::{
     CopiedState, Copier, CopierOptions, CopyProgress, HydrateOptions, HydrateProgress, Lacking,
@@ -88,8 +87,8 @@ async fn churn(seed: u64, planted: Planted) {
         if world.rng.below(3) == 0 {
             tier.step(2).await.unwrap();
         }
-        tier.parts.jobs.reclaim.look_again();
-        while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+        look_again(&tier);
+        reclaim_until_idle(&tier).await;
         if world.rng.below(2) == 0 {
             let percent = [0, 3, 15][world.rng.below(3) as usize];
             copying.target.fail_randomly(world.rng.next_u64(), percent);
@@ -241,8 +240,8 @@ async fn reclaim_beside_a_copy(planted: Planted) {
             let window = plain_window(24 + lsn, vec![(1, block_extent(lsn, 8))]);
             tier.destage(window, &Payloads).await.unwrap();
         }
-        tier.parts.jobs.reclaim.look_again();
-        while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+        look_again(&tier);
+        reclaim_until_idle(&tier).await;
         while tier.status().abandoned_count > 0 {
             tier.sweep_abandoned().await.unwrap();
         }
@@ -431,8 +430,8 @@ async fn live_restored(seed: u64) {
         tier.destage(made.window, &Payloads).await.unwrap();
         other.model = made.after;
         for tier in [&tier, &restored] {
-            tier.parts.jobs.reclaim.look_again();
-            while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+            look_again(tier);
+            reclaim_until_idle(tier).await;
             sweep_all_abandoned(tier).await;
             tier.step(2).await.unwrap();
         }
@@ -814,8 +813,8 @@ async fn taken_over_meanwhile(planted: Planted) -> bool {
             let window = plain_window(lsn, vec![(1, block_extent(lsn - 6, 8))]);
             later.destage(window, &Payloads).await.unwrap();
         }
-        later.parts.jobs.reclaim.look_again();
-        while !later.reclaim_step(EAGER).await.unwrap().is_idle {}
+        look_again(&later);
+        reclaim_until_idle(&later).await;
         sweep_all_abandoned(&later).await;
         // The process resumes.
         copying.target.set_delay(Duration::ZERO);

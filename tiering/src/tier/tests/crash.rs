@@ -1,6 +1,5 @@
 //! Runs that end regularly or in a crash: the next run finds exactly the destaged state.
 
-use super::reclaim::EAGER;
 use super::*;
 use object_store::local::LocalFileSystem;
 

@@ -1,7 +1,6 @@
 //! Deduplication: the models of the other tests with recurring blocks, duplicates that must be
 //! found, and planted bugs that these tests must detect.
 
-use super::reclaim::EAGER;
 use super::*;
 use crate::dedup::Found;
 use crate::planted::Planted;
@@ -9,12 +8,6 @@ use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-
-async fn reclaim_all(tier: &Tier) {
-    tier.parts.jobs.reclaim.look_again();
-    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
-    sweep_all_abandoned(tier).await;
-}
 
 #[test]
 fn clones_and_rollbacks_hold_what_they_should() {

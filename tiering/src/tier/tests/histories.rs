@@ -10,7 +10,6 @@
 //!   the number of histories for each.
 
 use super::clones::{Clones, step_all};
-use super::reclaim::EAGER;
 use super::*;
 use crate::planted::Planted;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
@@ -166,7 +165,7 @@ impl Run {
             clones.check_all(tier).await;
             check_fsck(tier).await;
             step_all(tier).await;
-            super::clones::reclaim_all(tier).await;
+            reclaim_all(tier).await;
             clones.check_all(tier).await;
             check_fsck(tier).await;
             tier.close().await.unwrap();
@@ -245,7 +244,7 @@ async fn take(clones: &mut Clones, tier: &Tier, store: &FaultStore, step: &Step)
         }
         Step::Background(pages) => tier.step(*pages as usize).await.map(drop),
         Step::Reclaim(count) => {
-            tier.parts.jobs.reclaim.look_again();
+            look_again(tier);
             for _ in 0..*count {
                 if tier.reclaim_step(EAGER).await?.is_idle {
                     break;

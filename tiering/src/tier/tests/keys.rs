@@ -1,6 +1,5 @@
 //! Volumes with keys of their own: data under a destroyed key is lost, and no other data.
 
-use super::reclaim::EAGER;
 use super::*;
 use crate::map::SnapshotChange;
 use crate::planted::Planted;
@@ -10,11 +9,6 @@ use std::panic::AssertUnwindSafe;
 
 /// Key of volume 2 in all tests of the tier.
 const KEY: KeyId = KeyId(2);
-
-async fn reclaim_all(tier: &Tier) {
-    tier.parts.jobs.reclaim.look_again();
-    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
-}
 
 /// Checks that every segment is under the key of the volume for which its blocks were written.
 async fn check_segments(tier: &Tier) -> [u64; 2] {
@@ -73,7 +67,8 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
         tier.destage(made.window, &Payloads).await.unwrap();
         world.model = made.after;
         if turn % 4 == 3 {
-            reclaim_all(&tier).await;
+            look_again(&tier);
+            reclaim_until_idle(&tier).await;
             sweep_all_abandoned(&tier).await;
         }
     }
@@ -134,7 +129,8 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
     let pages = 0..(99 << 40) / PAGE_BYTES;
     tier.destage(trim_window(world.lsn, 2, pages), &Payloads).await.unwrap();
     fold_all(&tier).await;
-    reclaim_all(&tier).await;
+    look_again(&tier);
+    reclaim_until_idle(&tier).await;
     sweep_all_abandoned(&tier).await;
     world.model.retain(|(volume, _), _| *volume == 1);
     check_all(&tier, &world.model).await;
@@ -181,13 +177,15 @@ fn what_is_live_under_a_missing_key_stays_until_the_key_is_back() {
         let tier = Tier::open(opened).await.unwrap();
         // Without anything left to drop.
         super::clones::step_all(&tier).await;
-        reclaim_all(&tier).await;
+        look_again(&tier);
+        reclaim_until_idle(&tier).await;
         sweep_all_abandoned(&tier).await;
         assert!(tier.reclaim_status().stuck_count > 0);
         tier.close().await.unwrap();
         let tier = Tier::open(options(store.clone(), 3)).await.unwrap();
         check_all(&tier, &world.model).await;
-        reclaim_all(&tier).await;
+        look_again(&tier);
+        reclaim_until_idle(&tier).await;
         assert_eq!(tier.reclaim_status().stuck_count, 0);
         check_all(&tier, &world.model).await;
         check_fsck(&tier).await;
@@ -224,12 +222,14 @@ async fn dropped_with_key(planted: Planted) {
     world.model.retain(|(volume, _), _| *volume == 1);
     tier.forget_key(KEY);
     for _ in 0..20 {
-        reclaim_all(&tier).await;
+        look_again(&tier);
+        reclaim_until_idle(&tier).await;
         assert_eq!(tier.reclaim_status().stuck_count, 0);
         tier.step(1).await.unwrap();
     }
     super::clones::step_all(&tier).await;
-    reclaim_all(&tier).await;
+    look_again(&tier);
+    reclaim_until_idle(&tier).await;
     sweep_all_abandoned(&tier).await;
     assert_eq!(tier.reclaim_status().stuck_count, 0);
     let [_, keyed_count] = check_segments(&tier).await;

@@ -2,7 +2,6 @@
 //! from an outage, and blocks nothing else.
 
 use super::copies::{Copying, begin_restore, copied, copier_of};
-use super::reclaim::EAGER;
 use super::scrub::{bytes_of, copy_to, number_of, scrub, segment_paths, source};
 use super::*;
 use crate::copier::{HydrateOptions, HydrateProgress, Lacking};
@@ -81,8 +80,8 @@ fn an_unreadable_object_is_named_and_everything_else_goes_on() {
         // Reclaim drops other segments that are dead.
         let window = plain_window(7, vec![(3, block_extent(1, 30)), (4, block_extent(1, 40))]);
         tier.destage(window, &Payloads).await.unwrap();
-        tier.parts.jobs.reclaim.look_again();
-        while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+        look_again(&tier);
+        reclaim_until_idle(&tier).await;
         while tier.status().abandoned_count > 0 {
             tier.sweep_abandoned().await.unwrap();
         }

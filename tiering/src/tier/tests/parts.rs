@@ -1,9 +1,8 @@
 //! Copies of some volumes: every state has all data that these volumes show, whatever they were
 //! made from, and a pool that is restored from one drops the volumes that were not copied.
 
-use super::clones::{Clones, reclaim_all, step_all};
+use super::clones::{Clones, step_all};
 use super::copies::{AT_ONCE, begin_restore};
-use super::reclaim::EAGER;
 use super::*;
 use crate::copier::{CopiedState, CopyProgress, HydrateOptions, HydrateProgress, Lacking};
 use crate::map::SnapshotChange;
@@ -155,7 +154,7 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     // Reclaim begins before the volumes to drop are chosen.
     restored.set_left_out(left_out(&state, &volumes, None));
     for _ in 0..3 {
-        restored.parts.jobs.reclaim.look_again();
+        look_again(&restored);
         while restored.reclaim_step(EAGER).await.unwrap() != ReclaimReport::default() {}
         for _ in 0..20 {
             let _ = restored.reclaim_step(EAGER).await.unwrap();

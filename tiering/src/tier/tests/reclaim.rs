@@ -8,22 +8,10 @@ use futures::FutureExt;
 use object_store::local::LocalFileSystem;
 use std::panic::AssertUnwindSafe;
 
-/// Leaves hardly any dead blocks.
-pub(super) const EAGER: ReclaimOptions = ReclaimOptions { target_percent: 101 };
-
-async fn reclaim_all(tier: &Tier) {
-    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
-}
-
 /// Returns the total size and number of the segment objects.
 async fn stored(store: &dyn ObjectStore) -> (u64, u64) {
     let found: Vec<_> = store.list(Some(&Path::from(FOLDER))).try_collect().await.unwrap();
     (found.iter().map(|object| object.size).sum(), found.len() as u64)
-}
-
-/// Makes a pass due at once, as if the pause were over.
-fn look_again(tier: &Tier) {
-    tier.parts.jobs.reclaim.look_again();
 }
 
 #[test]
@@ -51,7 +39,7 @@ fn overwritten_space_comes_back_and_nothing_else_changes() {
                 }
                 if world.rng.below(2) == 0 {
                     look_again(&tier);
-                    reclaim_all(&tier).await;
+                    reclaim_until_idle(&tier).await;
                     check_random_reads(&tier, &world.model, &mut world.rng, 20).await;
                     sweep_all_abandoned(&tier).await;
                     check_random_reads(&tier, &world.model, &mut world.rng, 20).await;
@@ -67,7 +55,7 @@ fn overwritten_space_comes_back_and_nothing_else_changes() {
             }
             fold_all(&tier).await;
             look_again(&tier);
-            reclaim_all(&tier).await;
+            reclaim_until_idle(&tier).await;
             sweep_all_abandoned(&tier).await;
             check_all(&tier, &world.model).await;
             let report = check_fsck(&tier).await;
@@ -238,7 +226,7 @@ fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
         let record = tier.parts.metadata.map.find_segment(1).await.unwrap().unwrap();
         let path = record.info.object_path();
         store.damage(&path, |bytes| bytes[120] ^= 1).await;
-        reclaim_all(&tier).await;
+        reclaim_until_idle(&tier).await;
         let status = tier.reclaim_status();
         assert_eq!((status.stuck_count, status.forgotten_count), (1, 1), "{status:?}");
         let is_raised =
@@ -253,7 +241,7 @@ fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
         tier.destage(window(4, blocks(0, 4, 4)), &Payloads).await.unwrap();
         tier.close().await.unwrap();
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
-        reclaim_all(&tier).await;
+        reclaim_until_idle(&tier).await;
         assert!(tier.parts.metadata.map.find_segment(1).await.unwrap().is_none());
         assert!(!is_raised(&tier));
         check_fsck(&tier).await;
@@ -316,7 +304,7 @@ fn a_check_beside_the_owner_tells_reclaimed_segments_from_missing_ones() {
             tier.destage(window, &Payloads).await.unwrap();
         }
         let reader = Tier::open_read_only(options(store.clone(), 1)).await.unwrap();
-        reclaim_all(&tier).await;
+        reclaim_until_idle(&tier).await;
         assert_eq!(sweep_all_abandoned(&tier).await, 2);
         let report = check_fsck(&reader).await;
         // A reader looks for a newer state once, when it encounters a missing segment; it may have

@@ -1,7 +1,6 @@
 //! Scrub and mending: damaged or missing segments are restored from copies exactly as they were,
 //! and nothing else is.
 
-use super::reclaim::EAGER;
 use super::*;
 use crate::copier::{CopierOptions, CopyProgress};
 use crate::planted::Planted;
@@ -259,8 +258,8 @@ async fn reclaimed_while_it_is_put_back(planted: Planted) {
         }
         let window = plain_window(4, vec![(1, block_extent(1, 8))]);
         tier.destage(window, &Payloads).await.unwrap();
-        tier.parts.jobs.reclaim.look_again();
-        while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
+        look_again(&tier);
+        reclaim_until_idle(&tier).await;
         while tier.status().abandoned_count > 0 {
             tier.sweep_abandoned().await.unwrap();
         }
@@ -322,7 +321,7 @@ async fn churn(seed: u64) {
             }
         };
         let reclaiming = async {
-            tier.parts.jobs.reclaim.look_again();
+            look_again(&tier);
             loop {
                 let step = tier.reclaim_step(EAGER).await;
                 let _ = tier.sweep_abandoned().await;

@@ -2,7 +2,6 @@
 //! restarts, and with planted bugs that these tests must detect.
 
 use super::crash::life_until_crash;
-use super::reclaim::EAGER;
 use super::*;
 use crate::map::SnapshotChange;
 use crate::planted::Planted;
@@ -136,16 +135,6 @@ async fn check_allocation_at(tier: &Tier, volume: u32, snapshot: Lsn, offset: u6
             at = end;
         }
     }
-}
-
-fn look_again(tier: &Tier) {
-    tier.parts.jobs.reclaim.look_again();
-}
-
-async fn reclaim_all(tier: &Tier) {
-    look_again(tier);
-    while !tier.reclaim_step(EAGER).await.unwrap().is_idle {}
-    sweep_all_abandoned(tier).await;
 }
 
 /// Folds and prunes everything.
