@@ -150,11 +150,13 @@ impl Sweeper {
     async fn delete_or_note(&self, segment: &Leftover) -> Result<bool> {
         let refused = match self.segments.store.delete(segment).await {
             Ok(()) => None,
-            Err(refused) => match self.segments.store.size(segment).await {
-                Ok(_) => Some(refused),
-                Err(object_store::Error::NotFound { .. }) => None,
-                Err(_) => return Err(sweep_failed(refused)),
-            },
+            Err(refused) => {
+                match self.segments.store.size(&segment.name, segment.placement.as_ref()).await {
+                    Ok(_) => Some(refused),
+                    Err(object_store::Error::NotFound { .. }) => None,
+                    Err(_) => return Err(sweep_failed(refused)),
+                }
+            }
         };
         let conditions = &self.pool.conditions;
         match &refused {

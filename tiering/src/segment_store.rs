@@ -80,8 +80,9 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
     /// Reads everything that is stored, whatever its size.
     async fn read_whole(&self, segment: &StoredSegment) -> Result<Bytes>;
 
-    /// Returns the size of the segment in bytes, without reading it.
-    async fn size(&self, segment: &Leftover) -> Result<u64>;
+    /// Returns the size of a segment in bytes, without reading it. The placement is `None` if its
+    /// upload did not end.
+    async fn size(&self, name: &SegmentName, placement: Option<&Placement>) -> Result<u64>;
 
     /// Deletes everything that is stored of a segment. It succeeds if nothing is.
     async fn delete(&self, segment: &Leftover) -> Result<()>;
@@ -143,8 +144,8 @@ impl SegmentStore for ObjectSegments {
         self.0.get(&segment.info.object_path()).await?.bytes().await
     }
 
-    async fn size(&self, segment: &Leftover) -> Result<u64> {
-        self.0.head(&segment.name.object_path()).await.map(|found| found.size)
+    async fn size(&self, name: &SegmentName, _: Option<&Placement>) -> Result<u64> {
+        self.0.head(&name.object_path()).await.map(|found| found.size)
     }
 
     async fn delete(&self, segment: &Leftover) -> Result<()> {
@@ -171,5 +172,64 @@ impl SegmentStore for ObjectSegments {
     async fn has_any(&self, look_count: u32) -> Result<bool> {
         let folder = Path::from(FOLDER);
         first(&*self.0, Some(&folder), look_count).await.map(|found| found.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::KeyId;
+    use crate::segment::SegmentNumber;
+    use block::Epoch;
+    use futures::TryStreamExt;
+    use object_store::memory::InMemory;
+
+    fn segment(number: u64, bytes: &'static [u8]) -> SealedSegment {
+        let info = SegmentInfo {
+            number: SegmentNumber(number),
+            epoch: Epoch(3),
+            id: [7; 16],
+            algorithm: block::seal::Algorithm::default(),
+            key: KeyId::POOL,
+            object_bytes: bytes.len() as u32,
+            frame_count: 1,
+        };
+        SealedSegment { info, bytes: Bytes::from_static(bytes) }
+    }
+
+    #[tokio::test]
+    async fn put_repeats_itself_and_never_overwrites_other_bytes() {
+        let segments = ObjectSegments::new(Arc::new(InMemory::new()));
+        assert!(!segments.has_any(1).await.unwrap());
+        let one = segment(1, b"segment");
+        segments.put(&one).await.unwrap();
+        segments.put(&one).await.unwrap();
+        let other = SealedSegment { bytes: Bytes::from_static(b"another"), ..one.clone() };
+        let refused = segments.put(&other).await.unwrap_err();
+        assert!(matches!(refused, Error::AlreadyExists { .. }), "{refused}");
+        segments.restore(&one.info, other.bytes.clone()).await.unwrap();
+        let stored = StoredSegment::from(one.info);
+        assert_eq!(segments.read_whole(&stored).await.unwrap(), one.bytes);
+        segments.replace(&stored, other.bytes.clone()).await.unwrap();
+        assert_eq!(segments.read(&stored, 1..4).await.unwrap(), other.bytes.slice(1..4));
+        assert_eq!(segments.size(&one.info.name(), None).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn listing_tells_segments_from_other_objects_and_deleting_repeats_itself() {
+        let store = Arc::new(InMemory::new());
+        let segments = ObjectSegments::new(store.clone());
+        let one = segment(1, b"segment");
+        segments.put(&one).await.unwrap();
+        store.put(&Path::from("segments/notes"), "kept".into()).await.unwrap();
+        let listed: Vec<Listed> = segments.list(9).try_collect().await.unwrap();
+        let is_one = |listed: &&Listed| matches!(listed, Listed::Segment { name, bytes: 7, .. } if *name == one.info.name());
+        assert_eq!((listed.len(), listed.iter().filter(is_one).count()), (2, 1));
+        let leftover = Leftover { name: one.info.name(), placement: None };
+        segments.delete(&leftover).await.unwrap();
+        segments.delete(&leftover).await.unwrap();
+        let gone = segments.size(&leftover.name, None).await.unwrap_err();
+        assert!(matches!(gone, Error::NotFound { .. }), "{gone}");
+        assert_eq!(segments.list(9).count().await, 1);
     }
 }

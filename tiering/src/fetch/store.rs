@@ -17,7 +17,7 @@ use super::suspects::{Cause, Patience, Round, Suspects, Verdict};
 use crate::outage::{Outage, StoreFailure, Way, public_text};
 use crate::planted::Planted;
 use crate::segment::{SegmentInfo, StoredSegment};
-use crate::segment_store::{Leftover, SegmentStore};
+use crate::segment_store::SegmentStore;
 use block::conditions::Report;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -437,9 +437,10 @@ impl StoreReader {
     /// outage, and a truncated object must not be waited for.
     async fn head(&self, segment: &StoredSegment) -> Result<Head> {
         let info = &segment.info;
-        let stored = Leftover::from(segment);
+        let (name, placement) = (info.name(), Some(&segment.placement));
         let timeout = PROBE_TIMEOUT.min(self.attempt_timeout);
-        let Ok(size) = tokio::time::timeout(timeout, self.segments.size(&stored)).await else {
+        let Ok(size) = tokio::time::timeout(timeout, self.segments.size(&name, placement)).await
+        else {
             return Ok(Head::Unknown);
         };
         match size {
