@@ -1,0 +1,93 @@
+//! A pool as a whole: its daemon, its contents in the store, and its removal.
+
+use serde::{Deserialize, Serialize};
+
+/// A request about the pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "action", deny_unknown_fields)]
+pub enum PoolRequest {
+    /// Shows the state of the pool.
+    Status {},
+    /// Moves everything to the store, and answers when it is there.
+    Drain {},
+    /// Verifies everything in the store. Changes nothing.
+    Fsck {},
+    /// Corrects the counts of live blocks of these segments, as reported by `Fsck`.
+    RepairCounts {
+        /// Their numbers.
+        segments: Vec<u64>,
+    },
+    /// Stops the daemon in order. The answer comes before it has ended.
+    Stop {},
+}
+
+/// A daemon, or a command that serves, answers on all of its endpoints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadyInfo {
+    /// Always true.
+    pub is_ready: bool,
+    /// URIs and paths that clients connect to, or a device and the link to it.
+    pub endpoints: Vec<String>,
+}
+
+/// Findings of `spindle fsck`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsckInfo {
+    /// Volumes that are present or can be restored.
+    pub volume_count: u64,
+    /// Segments that the metadata names.
+    pub segment_count: u64,
+    /// Bytes of their objects, all of them read.
+    pub object_bytes: u64,
+    /// Frames verified.
+    pub frame_count: u64,
+    /// Map pages walked.
+    pub page_count: u64,
+    /// Blocks stored by volumes.
+    pub block_count: u64,
+    /// Segments that were reclaimed during the check; their contents were not checked again.
+    pub reclaimed_count: u64,
+    /// Number of problems. 0: the pool is consistent.
+    pub problem_count: u64,
+    /// The first of them, one sentence each.
+    pub problems: Vec<String>,
+    /// Numbers of segments with wrong counts of live blocks, to be passed to `RepairCounts`.
+    pub miscounted: Vec<u64>,
+}
+
+/// A pool that was removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolRemoved {
+    /// Its name.
+    pub name: String,
+    /// Its identity, a UUID.
+    pub pool: String,
+    /// Time of the removal, in seconds since 1970.
+    pub removed_at: u64,
+    /// Earliest time of a purge, unless `--now` asks for it.
+    pub purge_at: u64,
+}
+
+/// A removed pool that was brought back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolRestored {
+    /// Its name.
+    pub name: String,
+    /// Its identity, a UUID.
+    pub pool: String,
+    /// Volumes in it, without removed ones.
+    pub volume_count: u64,
+}
+
+/// A pool that was deleted for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolPurged {
+    /// Its name.
+    pub name: String,
+    /// Its identity, a UUID.
+    pub pool: String,
+    /// Objects that this purge deleted.
+    pub object_count: u64,
+    /// Their bytes.
+    pub object_bytes: u64,
+}

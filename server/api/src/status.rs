@@ -1,0 +1,292 @@
+//! The state of a pool: its owner, what is at risk, and the counters of each part.
+//!
+//! Invariant: counters count since the start of the daemon unless they say otherwise.
+
+use crate::key::KeySlotInfo;
+use crate::restore::RestoreInfo;
+use crate::volume::DedupInfo;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The state of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StatusInfo {
+    /// Version of the daemon.
+    pub version: String,
+    /// The pool's identity.
+    pub pool: String,
+    /// Its name.
+    pub name: String,
+    /// URL of its store.
+    pub store: String,
+    /// The owner's term.
+    pub epoch: u64,
+    /// Host of the owner.
+    pub host: String,
+    /// Process of the owner.
+    pub pid: u32,
+    /// Seconds since 1970.
+    pub opened_at: u64,
+    /// No daemon runs: the pool was opened for this request only.
+    pub is_offline: bool,
+    /// Addresses that clients connect to.
+    pub endpoints: Vec<String>,
+    /// Number of volumes that are present.
+    pub volume_count: u64,
+    /// Data that exists only on this machine.
+    pub at_risk: AtRisk,
+    /// The write log.
+    pub log: LogInfo,
+    /// The destage job.
+    pub destage: DestageInfo,
+    /// The data tier.
+    pub tier: TierInfo,
+    /// Space in the store.
+    pub space: SpaceInfo,
+    /// Results of deduplication, of all present volumes; absent if no volume uses it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dedup: Option<DedupInfo>,
+    /// Origin of a restored pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restored: Option<RestoreInfo>,
+    /// The NBD server; absent if no daemon runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nbd: Option<NbdInfo>,
+    /// The read cache on disk; absent if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheInfo>,
+    /// Memory budget in bytes.
+    pub memory_bytes_max: u64,
+    /// Ways to open the pool.
+    pub key_slots: Vec<KeySlotInfo>,
+    /// There is a recovery key.
+    pub has_recovery_key: bool,
+    /// The conditions for operators, one line each.
+    pub warnings: Vec<String>,
+    /// Current conditions, oldest first.
+    pub conditions: Vec<ConditionInfo>,
+    /// Counts for each kind of condition, by the name in the manual.
+    pub condition_counts: BTreeMap<String, ConditionCount>,
+    /// Number of conditions that were raised but not listed because there were too many.
+    pub condition_excluded_count: u64,
+}
+
+/// Conditions of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConditionCount {
+    /// Raised since the start.
+    pub raised_count: u64,
+    /// Number of current ones.
+    pub lasting_count: u64,
+}
+
+/// A current condition.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ConditionInfo {
+    /// Its kind, one of those that the manual lists.
+    pub kind: String,
+    /// The affected object: a volume, an object, a copy, a job.
+    pub subject: String,
+    /// The fact and its cause.
+    pub what: String,
+    /// Start, in seconds since 1970.
+    pub since: u64,
+    /// Seconds for which it has lasted.
+    pub seconds: u64,
+    /// Effect while it lasts.
+    pub cost: String,
+    /// Action to take.
+    pub remedy: String,
+}
+
+impl From<block::Condition> for ConditionInfo {
+    fn from(condition: block::Condition) -> Self {
+        let since = condition.since.duration_since(std::time::UNIX_EPOCH);
+        ConditionInfo {
+            kind: condition.kind.id().to_owned(),
+            subject: condition.subject,
+            what: condition.report.what,
+            since: since.map_or(0, |since| since.as_secs()),
+            seconds: condition.lasts.as_secs(),
+            cost: condition.report.cost,
+            remedy: condition.report.remedy,
+        }
+    }
+}
+
+impl ConditionInfo {
+    /// The condition as one line of `warnings`.
+    #[must_use]
+    pub fn line(&self) -> String {
+        let ConditionInfo { what, cost, remedy, seconds, .. } = self;
+        let parts = [what, cost, remedy].into_iter().filter(|part| !part.is_empty());
+        let parts: Vec<&str> = parts.map(String::as_str).collect();
+        format!("{} (for {seconds} s)", parts.join("; "))
+    }
+}
+
+/// The NBD server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NbdInfo {
+    /// Open connections.
+    pub connection_count: u64,
+    /// Connections refused since the start because there were too many.
+    pub refused_count: u64,
+    /// Requests answered since the start.
+    pub request_count: u64,
+    /// Number of these answered with an error.
+    pub error_count: u64,
+    /// Memory in use for requests in flight, in bytes.
+    pub payload_bytes: u64,
+}
+
+/// The read cache on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheInfo {
+    /// The cache works. It turns itself off until the next start if its disk fails too often.
+    pub is_on: bool,
+    /// Frames in the cache.
+    pub frame_count: u64,
+    /// Bytes of its disk in use.
+    pub used_bytes: u64,
+    /// Bytes that wait in memory to be written.
+    pub pending_bytes: u64,
+    /// Frames written since the start.
+    pub insert_count: u64,
+    /// Frames not written because too much was waiting.
+    pub dropped_count: u64,
+    /// Frames that did not verify in the cache and were read from the store instead.
+    pub bad_count: u64,
+    /// Failed reads and writes of its disk.
+    pub error_count: u64,
+}
+
+/// Data that would be lost if this machine never came back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AtRisk {
+    /// Age of the oldest write that is not in the store, in seconds.
+    pub oldest_seconds: f64,
+    /// Bytes of writes that are not in the store.
+    pub bytes: u64,
+}
+
+/// The write log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogInfo {
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Size in bytes.
+    pub ring_bytes: u64,
+    /// Newest entry.
+    pub last_lsn: u64,
+    /// Newest entry on stable storage.
+    pub durable_lsn: u64,
+    /// Newest entry in the store.
+    pub destaged_lsn: u64,
+    /// Reason why the log no longer serves requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// The destage job.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DestageInfo {
+    /// Windows made durable since the start.
+    pub window_count: u64,
+    /// Bytes of volumes in them.
+    pub destaged_bytes: u64,
+    /// Bytes of the objects made of them.
+    pub stored_bytes: u64,
+    /// Attempts that failed since the start.
+    pub failure_count: u64,
+    /// Reason why the latest attempt failed, until one succeeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// Volumes that are behind the others in the store.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stalled: Vec<StalledInfo>,
+}
+
+/// A volume that is behind the others in the store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StalledInfo {
+    /// Its id.
+    pub volume: u32,
+    /// Its name.
+    pub name: String,
+    /// First write that the store may lack.
+    pub since_lsn: u64,
+    /// Bytes of it that only the log has.
+    pub log_bytes: u64,
+    /// Bytes of it that only spill files have.
+    pub spill_bytes: u64,
+    /// Number of its spill files.
+    pub spill_file_count: u64,
+    /// It refuses writes.
+    pub is_refusing_writes: bool,
+    /// It is not served, because a spill file is missing here.
+    pub is_closed: bool,
+    /// Reason.
+    pub reason: String,
+}
+
+/// The data tier.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierInfo {
+    /// Metadata commits since the pool was made.
+    pub commit_number: u64,
+    /// Large trims whose pages wait to be deleted.
+    pub range_count: u64,
+    /// Uploads that failed and were tried again since the start.
+    pub upload_retry_count: u64,
+    /// Reason why the last upload failed, until one succeeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upload_failure: Option<String>,
+    /// Reason why the last read from the store failed, until one succeeds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_failure: Option<String>,
+    /// Number of times since the start that the metadata database had ended and was opened again.
+    pub reopen_count: u64,
+    /// Frames found in memory since the start.
+    pub memory_hit_count: u64,
+    /// Frames found in the NVMe cache.
+    pub cache_hit_count: u64,
+    /// Frames read from the store.
+    pub store_frame_count: u64,
+    /// Frames and objects that arrived damaged from the store and were read once more.
+    pub store_refetch_count: u64,
+    /// Frames that were damaged the second time, too: their copy in the store is bad.
+    pub store_bad_count: u64,
+    /// Segments that were damaged or missing in the store and were repaired from a copy, since the
+    /// start.
+    pub repaired_count: u64,
+}
+
+/// Contents of the store, and how space is reclaimed. Counts only segments; the metadata comes on
+/// top.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SpaceInfo {
+    /// The next four fields are valid: all segments were looked at once since the start.
+    pub is_known: bool,
+    /// Number of segments.
+    pub segment_count: u64,
+    /// Bytes of their objects.
+    pub stored_bytes: u64,
+    /// Estimated bytes of them that are live.
+    pub live_bytes: u64,
+    /// Stored bytes per live byte.
+    pub space_amplification: f64,
+    /// Bytes of segments that were reclaimed since the start.
+    pub reclaimed_bytes: u64,
+    /// Bytes of segments that live data was moved to, since the start.
+    pub moved_bytes: u64,
+    /// Bytes of the metadata written since the start.
+    pub metadata_bytes: u64,
+    /// Bytes written to the store per byte that destage wrote, since the start; 0 before it has
+    /// written.
+    pub write_amplification: f64,
+    /// Segments that cannot be reclaimed.
+    pub stuck_count: u64,
+    /// Segments that were reclaimed but not deleted yet, because copies still need them.
+    pub held_count: u64,
+}
