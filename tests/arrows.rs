@@ -20,7 +20,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tiering", &["block"]),
     ("control", &["block", "tiering"]),
     ("engine", &["block", "control", "tiering", "wal"]),
-    ("server", &["block", "control", "engine", "nbd", "tiering", "ublk", "wal"]),
+    ("api", &["block"]),
+    ("cli", &["api", "block"]),
+    ("server", &["api", "block", "cli", "control", "engine", "nbd", "tiering", "ublk", "wal"]),
     ("tests", &[]),
     ("benches", &["block", "engine", "nbd", "server", "tiering", "ublk", "wal"]),
 ];

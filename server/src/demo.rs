@@ -6,7 +6,9 @@
 //!   afterwards.
 //! - A directory that the demo made is removed at the end; one that was named is kept.
 
+use api::demo::{DemoInfo, LatencyInfo};
 use block::{Error, ErrorKind, Result};
+use cli::args::Output;
 use nbd::wire::{self, command, handshake_flag, option};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -28,12 +30,13 @@ const LATENCY_COUNT: u64 = 2000;
 
 /// Runs the demo in `dir`, or in a temporary directory, until Ctrl-C.
 ///
-/// With `is_short` it ends after the measurements. With `is_json` it prints one JSON document after
+/// With `is_short` it ends after the measurements. With [`Output::Json`] it prints one JSON document after
 /// the measurements, in place of its text.
 ///
 /// # Errors
 /// Every failure; a read that differs from the data written is `Corrupt`.
-pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool, is_json: bool) -> Result<()> {
+pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool, output: Output) -> Result<()> {
+    let is_json = output == Output::Json;
     let say = |text: String| {
         if !is_json {
             println!("{text}");
@@ -62,20 +65,19 @@ pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool, is_json: bool) -> 
     say(format!("… up in {restart_seconds:.2} s; every byte that was answered is there."));
     let latencies = measure(&mut client)?;
     drop(client);
-    if is_json {
-        let document = serde_json::json!({
-            "dir": place.path,
-            "volume": VOLUME,
-            "endpoints": daemon.endpoints,
-            "written_mib": PROOF_WRITE_COUNT,
-            "write_seconds": seconds,
-            "restart_seconds": restart_seconds,
-            "is_verified": true,
-            "latencies": latencies,
-        });
-        println!("{document}");
-    } else {
-        print_latencies(&latencies);
+    let info = DemoInfo {
+        dir: place.path.clone(),
+        volume: VOLUME.to_owned(),
+        endpoints: daemon.endpoints.clone(),
+        written_mib: PROOF_WRITE_COUNT,
+        write_seconds: seconds,
+        restart_seconds,
+        is_verified: true,
+        latencies,
+    };
+    match output {
+        Output::Json => cli::output::document(&info),
+        Output::Text => print!("{}", cli::print::demo(&info)),
     }
     if is_short {
         return daemon.stop();
@@ -315,15 +317,7 @@ fn prove_read(client: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// Latency of one kind of request, 4 KiB each, one at a time.
-#[derive(serde::Serialize)]
-struct Latency {
-    what: &'static str,
-    median_us: f64,
-    p99_us: f64,
-}
-
-fn measure(client: &mut Client) -> Result<Vec<Latency>> {
+fn measure(client: &mut Client) -> Result<Vec<LatencyInfo>> {
     let mut block = vec![0; BLOCK_BYTES];
     fill(&mut block, 42);
     let offset = |index: u64| (index * 104_729 % 16_384) * BLOCK_BYTES as u64;
@@ -344,19 +338,12 @@ fn measure(client: &mut Client) -> Result<Vec<Latency>> {
         client.read(offset(index), &mut block)?;
         reads.push(started.elapsed());
     }
-    let of = |what, mut list: Vec<Duration>| {
+    let of = |what: &str, mut list: Vec<Duration>| {
         list.sort_unstable();
         let us = |permille: usize| list[list.len() * permille / 1000].as_secs_f64() * 1e6;
-        Latency { what, median_us: us(500), p99_us: us(990) }
+        LatencyInfo { what: what.to_owned(), median_us: us(500), p99_us: us(990) }
     };
     Ok(vec![of("write", writes), of("write and flush", syncs), of("read", reads)])
-}
-
-fn print_latencies(latencies: &[Latency]) {
-    println!("\nLatency over NBD, 4 KiB, one at a time       median        p99");
-    for Latency { what, median_us, p99_us } in latencies {
-        println!("    {what:<36} {median_us:>7.0} us {p99_us:>7.0} us");
-    }
 }
 
 /// A client that runs one request at a time: enough to show the volume and to measure latencies.

@@ -7,12 +7,16 @@
 
 pub mod admin;
 pub mod attach;
-pub mod cli;
+mod closed_pool;
+mod commands;
 pub mod config;
 pub mod demo;
 pub mod glue;
+pub mod handlers;
 mod lookout;
+mod offline;
 pub(crate) mod planted;
+pub mod process;
 pub mod reader;
 pub mod removal;
 pub mod serve;

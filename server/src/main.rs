@@ -21,7 +21,7 @@ unsafe extern "C" {
 
 fn main() -> ExitCode {
     keep_memory();
-    server::cli::main()
+    server::process::main()
 }
 
 #[expect(unsafe_code, reason = "the allocator's options have no safe interface")]

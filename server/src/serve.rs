@@ -7,11 +7,11 @@ mod looking;
 pub(crate) use closing::{EXIT_AT_ONCE, EXIT_LOG_FAILED};
 pub(crate) use looking::look;
 
-use crate::admin::{AdminHandler, AdminServer, FsckInfo};
+use crate::admin::{AdminHandler, AdminServer};
 use crate::attach::{self, Attachments};
 use crate::config::Config;
-use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
+use crate::handlers::{AdminPool, DaemonParts};
 use block::{Error, ErrorKind, Job, Result};
 use control::keys::KeySource;
 use control::store::Store;
@@ -19,7 +19,6 @@ use daemon_jobs::{serve_listener, start_jobs};
 use engine::claims::Claims;
 use engine::conditions;
 use engine::copies::Copies;
-use engine::fsck::PoolReport;
 use engine::jobs::Need;
 use engine::open_pool::OpenPool;
 use engine::opening::{Opening, settle_step_back};
@@ -80,14 +79,15 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         serving.spawn(serve_listener(jobs.clone(), server.clone(), listener, stop.subscribe()));
     }
     let open = Arc::new(open);
-    let handler = AdminPool::serving(
-        open.clone(),
-        endpoints.clone(),
-        server.clone(),
-        attachments.clone(),
-        (copies.clone(), scrub.clone()),
-        asked.clone(),
-    );
+    let parts = DaemonParts {
+        endpoints: endpoints.clone(),
+        nbd: server.clone(),
+        attachments: attachments.clone(),
+        copies: copies.clone(),
+        scrub: scrub.clone(),
+        stop: asked.clone(),
+    };
+    let handler = AdminPool::serving(open.clone(), parts);
     let handler = Arc::new(handler);
     let admin = Job::new("admin socket", "no command is answered");
     let admin = jobs.spawn(Need::Vital, admin, {
@@ -274,7 +274,7 @@ async fn check_places(config: &Config) -> Result<()> {
 ///
 /// # Errors
 /// Those of [`open`].
-pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
+pub async fn open_offline(config: &Config, opening: Opening) -> Result<OpenPool> {
     let open = open(config, opening).await?;
     let is_known = |name: &str| open.pool.volume(name).is_some() || open.pool.is_removed(name);
     // A volume that the next daemon creates again must be marked as stepped back, too.
@@ -286,8 +286,7 @@ pub async fn offline(config: &Config, opening: Opening) -> Result<AdminPool> {
         open.close_unserved().await;
         return Err(error);
     }
-    let jobs = (open.copies().await, open.scrub().await);
-    Ok(AdminPool::offline(open, jobs))
+    Ok(open)
 }
 
 /// Opens the configured pool in this process.
@@ -323,23 +322,6 @@ fn raise_open_files() {
     let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     if let Err(error) = raised {
         tracing::warn!(%error, current = ?limit.current, "the limit of open files stays as it is");
-    }
-}
-
-/// The findings of a walk in the form of the command line.
-#[must_use]
-pub fn fsck_info(found: PoolReport) -> FsckInfo {
-    FsckInfo {
-        volume_count: found.volume_count as u64,
-        segment_count: found.report.segment_count,
-        object_bytes: found.report.object_bytes,
-        frame_count: found.report.frame_count,
-        page_count: found.report.page_count,
-        block_count: found.report.block_count,
-        reclaimed_count: found.report.reclaimed_count,
-        problem_count: found.problem_count(),
-        problems: found.problems(),
-        miscounted: found.report.miscounted,
     }
 }
 

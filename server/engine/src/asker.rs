@@ -8,15 +8,8 @@
 //! - Once the asker has disconnected, its change is in a batch of the log or is never made.
 //! - A task without an asker, such as a job of the daemon, is never given up.
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::convert::Infallible;
 use std::future::Future;
-use std::time::Duration;
-use tokio::net::UnixStream;
 use tokio::sync::watch;
-
-/// Pause between two looks at a client's socket. Chosen by hand: most requests are answered before the second look.
-const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
 tokio::task_local! {
     static ASKER: Asker;
@@ -31,22 +24,10 @@ pub struct Asker(watch::Receiver<bool>);
 pub struct Waits(watch::Sender<bool>);
 
 impl Waits {
-    /// Looks at `socket` periodically and reports a client that has disconnected. A client that has closed only its sending
-    /// direction still receives the answer.
-    pub async fn end_with(&self, socket: &UnixStream) -> Infallible {
-        while !is_hung_up(socket) {
-            tokio::time::sleep(LOOK_PAUSE).await;
-        }
+    /// Reports that the client has disconnected.
+    pub fn end(&self) {
         self.0.send_replace(true);
-        std::future::pending().await
     }
-}
-
-fn is_hung_up(socket: &UnixStream) -> bool {
-    // A hang-up is reported whether it is asked for or not (poll(2)).
-    let mut asked = [PollFd::new(socket, PollFlags::empty())];
-    let found = poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    found.is_ok() && asked[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 impl Asker {

@@ -1,9 +1,12 @@
 //! Tests of the list of devices that need no kernel support.
 
 use super::*;
-use crate::admin::{AdminHandler, Request};
+use crate::admin::AdminHandler;
 use crate::config::{Config, Override};
+use crate::handlers::AdminPool;
 use crate::serve;
+use api::Request;
+use api::volume::{RemoveMode, VolumeRequest};
 use engine::open_pool::OpenPool;
 use engine::opening::Opening;
 use engine::record::Durability;
@@ -95,8 +98,10 @@ async fn a_daemon_that_stops_changes_the_list_no_more() {
 
 /// Removes `db` without a daemon, and expects a refusal.
 async fn refused_offline(config: &Config, words: &[&str]) {
-    let remove = Request::VolumeRemove { name: "db".to_owned(), now: false, erase: false };
-    let offline = serve::offline(config, Opening::Existing).await.unwrap();
+    let (name, mode) = ("db".to_owned(), RemoveMode::Restorable);
+    let remove = Request::Volume(VolumeRequest::Remove { name, mode });
+    let open = serve::open_offline(config, Opening::Existing).await.unwrap();
+    let offline = AdminPool::offline(open).await;
     let of_volume = offline.handle(remove).await.unwrap_err();
     offline.close().await.unwrap();
     let of_pool = crate::removal::remove(config).await.unwrap_err();

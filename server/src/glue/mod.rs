@@ -1,5 +1,4 @@
 //! Adapters: implement the interfaces that one package requires with those that another one offers.
 
-pub mod admin;
 pub(crate) mod copy_exports;
 pub mod exports;

@@ -4,8 +4,8 @@ use super::{
     OpenPool, hydrate, purge_removed, reload_certificates, run_schedules, watch_ownership,
 };
 use crate::attach::Attachments;
-use crate::glue::admin::AdminPool;
 use crate::glue::exports::PoolExports;
+use crate::handlers::AdminPool;
 use crate::lookout;
 use block::{Error, ErrorKind, Job};
 use engine::jobs::{Jobs, Need};

@@ -1,7 +1,7 @@
 //! Inspects a pool without taking ownership or writing.
 
+use crate::closed_pool::ClosedPool;
 use crate::config::Config;
-use crate::glue::admin::Look;
 use block::{Conditions, ErrorKind, Result};
 use control::keys::KeyRing;
 use control::manifest;
@@ -16,7 +16,7 @@ use tiering::Tier;
 ///
 /// # Errors
 /// Errors of [`super::open`], which takes the pool.
-pub(crate) async fn look(config: &Config) -> Result<Option<Look>> {
+pub(crate) async fn look(config: &Config) -> Result<Option<ClosedPool>> {
     let node = check_pool_is_there(&config.pool()).await?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
     let keys = KeyRing::open(&store, &config.key_source()).await?;
@@ -40,7 +40,7 @@ pub(crate) async fn look(config: &Config) -> Result<Option<Look>> {
         Err(error) => return Err(error),
     };
     let config = config.clone();
-    Ok(Some(Look {
+    Ok(Some(ClosedPool {
         config,
         _node: node,
         store,

@@ -1,9 +1,15 @@
 //! Tests of commands that open a pool or only look at it.
 
 use super::*;
-use crate::admin::{Reply, Request};
 use crate::config::Override;
-use crate::glue::admin::Look;
+use crate::handlers::answers_closed;
+use api::copy::CopyRequest;
+use api::key::KeyRequest;
+use api::pool::PoolRequest;
+use api::scrub::ScrubRequest;
+use api::snapshot::SnapshotRequest;
+use api::volume::VolumeRequest;
+use api::{Reply, Request};
 use block::{BlockDevice, ConditionKind, Epoch, WriteFlags};
 use engine::record::Durability;
 use std::path::PathBuf;
@@ -64,9 +70,8 @@ async fn a_recovery_key_that_was_not_made_is_a_condition_until_it_is() {
     let conditions = pool.conditions.clone();
     let is_told = || conditions.is_raised(ConditionKind::NoRecoveryKey, "pool");
     assert!(is_told());
-    let jobs = (pool.copies().await, pool.scrub().await);
-    let admin = AdminPool::offline(pool, jobs);
-    admin.handle(Request::KeyBackup { replace: false }).await.unwrap();
+    let admin = AdminPool::offline(pool).await;
+    admin.handle(Request::Key(KeyRequest::Backup { replace: false })).await.unwrap();
     assert!(!is_told());
     admin.close().await.unwrap();
 }
@@ -93,12 +98,12 @@ async fn commands_that_only_look_take_and_write_nothing() {
     write_flushed(&pool, b"kept").await;
     pool.pool().create_snapshots(&"db@one".parse().unwrap()).await.unwrap();
     let looks = [
-        Request::VolumeList,
-        Request::VolumeShow { name: "db".to_owned() },
-        Request::SnapshotList { volume: None, space: true },
-        Request::CopyList,
-        Request::ScrubStatus,
-        Request::Status,
+        Request::Volume(VolumeRequest::List {}),
+        Request::Volume(VolumeRequest::Show { name: "db".to_owned() }),
+        Request::Snapshot(SnapshotRequest::List { volume: None, space: true }),
+        Request::Copy(CopyRequest::List {}),
+        Request::Scrub(ScrubRequest::Status {}),
+        Request::Pool(PoolRequest::Status {}),
     ];
     std::fs::create_dir(place.path().join("b")).unwrap();
     let refused = look(&b).await.err().expect("it is open on the other one");
@@ -107,7 +112,7 @@ async fn commands_that_only_look_take_and_write_nothing() {
     let before = contents(&place.path().join("store"));
     for config in [&b, &a] {
         for request in &looks {
-            assert!(Look::answers(request));
+            assert!(answers_closed(request));
             let look = look(config).await.unwrap().expect("it was closed in order");
             match look.handle(request.clone()).await.unwrap() {
                 Reply::Volumes { volumes } => assert_eq!(volumes[0].name, "db"),

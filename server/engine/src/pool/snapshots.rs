@@ -144,6 +144,18 @@ impl Volumes {
 }
 
 impl Pool {
+    /// Tells of each snapshot whether the store has it. Until then it exists only on this machine.
+    #[must_use]
+    pub fn are_in_store(&self, snapshots: &[NamedSnapshot]) -> Vec<bool> {
+        let destaged = self.log_status().destaged_lsn;
+        let stalled = self.destage_progress().aside;
+        let is_in_store = |one: &NamedSnapshot| {
+            let of_volume = stalled.get(&one.record.volume);
+            one.lsn <= destaged && of_volume.is_none_or(|stalled| one.lsn.0 < stalled.since_lsn)
+        };
+        snapshots.iter().map(is_in_store).collect()
+    }
+
     /// Like [`Pool::create_snapshots`], also for schedules.
     pub(super) async fn create_snapshots_as(
         &self,

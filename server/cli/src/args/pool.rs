@@ -1,0 +1,90 @@
+//! The pool that a command is about, and the commands about a whole pool.
+
+use super::KeyArgs;
+use super::settings::{Setting, Settings};
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+use toml::Value;
+
+/// The pool, and its key.
+#[derive(Clone, Debug, Default, Args)]
+pub struct PoolArgs {
+    /// Directory of the pool: log, cache, identity
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Configuration file
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Store: s3://bucket/prefix, gs://…, az://…, file:///path, or a directory; DIR/store by default
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// The key.
+    #[command(flatten)]
+    pub key: KeyArgs,
+}
+
+impl PoolArgs {
+    /// Returns the settings that these flags set.
+    #[must_use]
+    pub fn settings(&self) -> Vec<Setting> {
+        let mut set = Settings::default();
+        set.path("dir", "--dir", self.dir.as_deref());
+        set.text("store", "--store", self.store.as_deref());
+        let key = &self.key;
+        set.source(&key.key_file, "file", "--key-file");
+        set.path("keys.file", "--key-file", key.key_file.as_deref());
+        set.source(&key.passphrase_file, "passphrase", "--passphrase-file");
+        set.path("keys.passphrase_file", "--passphrase-file", key.passphrase_file.as_deref());
+        set.source(&key.passphrase_env, "passphrase", "--passphrase-env");
+        set.text("keys.passphrase_env", "--passphrase-env", key.passphrase_env.as_deref());
+        set.source(&key.passphrase_fd, "passphrase", "--passphrase-fd");
+        let number = key.passphrase_fd.map(|number| Value::Integer(i64::from(number)));
+        set.value("keys.passphrase_fd", "--passphrase-fd", number);
+        set.source(&key.recovery_key_file, "recovery", "--recovery-key-file");
+        set.path("keys.recovery_file", "--recovery-key-file", key.recovery_key_file.as_deref());
+        set.0
+    }
+}
+
+/// Commands about a whole pool, while no daemon has it open.
+#[derive(Clone, Debug, Subcommand)]
+pub enum PoolCommand {
+    /// Remove a pool, so that nothing can open it; it can be restored until it is purged
+    Rm {
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+    /// Bring a removed pool back
+    Restore {
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+    /// Delete a removed pool from the store, beyond recovery, once deleted_retention has passed
+    Purge {
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+        /// Do not wait for deleted_retention
+        #[arg(long)]
+        now: bool,
+    },
+}
+
+/// Options of `fsck`.
+#[derive(Clone, Debug, Args)]
+pub struct FsckArgs {
+    /// The pool.
+    #[command(flatten)]
+    pub pool: PoolArgs,
+    /// Verify the newest recovery point of this copy instead, with a key that opens the copy
+    #[arg(long, value_name = "URL")]
+    pub copy: Option<String>,
+    /// Read settings and credentials of the copy's store from variables with this prefix
+    #[arg(long, value_name = "PREFIX", requires = "copy")]
+    pub env_prefix: Option<String>,
+    /// Correct wrong counts of live blocks afterwards
+    #[arg(long, conflicts_with = "copy")]
+    pub repair_counts: bool,
+}

@@ -1,0 +1,244 @@
+//! Text output about the state of a pool.
+
+use super::pairs;
+use api::restore::RestoreInfo;
+use api::status::{CacheInfo, ConditionInfo, NbdInfo, SpaceInfo, StatusInfo};
+use block::quantities::{ByteSize, utc};
+use block::units::BLOCK_BYTES;
+use std::fmt::Write;
+
+pub(super) fn status(info: &StatusInfo) -> String {
+    let percent = |part: u64, whole: u64| match whole {
+        0 => 0,
+        _ => u128::from(part) * 100 / u128::from(whole),
+    };
+    let size = |bytes: u64| ByteSize(bytes).rounded();
+    let log = &info.log;
+    let state = if info.is_offline { "no daemon runs" } else { "serving" };
+    let mut text = pairs(&[
+        ("pool", format!("{} ({})", info.name, info.pool)),
+        ("state", state.to_owned()),
+        ("store", info.store.clone()),
+        (
+            "owner",
+            format!(
+                "{} (pid {}) since {}, epoch {}",
+                info.host,
+                info.pid,
+                utc(info.opened_at),
+                info.epoch
+            ),
+        ),
+        ("volumes", info.volume_count.to_string()),
+        (
+            "at risk",
+            format!(
+                "{:.1} s, {} (only on this machine)",
+                info.at_risk.oldest_seconds,
+                size(info.at_risk.bytes)
+            ),
+        ),
+        (
+            "log",
+            format!(
+                "{} of {} used ({} %), LSN {} written, {} on stable storage, {} in the store",
+                size(log.used_bytes),
+                size(log.ring_bytes),
+                percent(log.used_bytes, log.ring_bytes),
+                log.last_lsn,
+                log.durable_lsn,
+                log.destaged_lsn
+            ),
+        ),
+        (
+            "destage",
+            format!(
+                "{} in {} windows became {}; {} attempts failed",
+                size(info.destage.destaged_bytes),
+                info.destage.window_count,
+                size(info.destage.stored_bytes),
+                info.destage.failure_count
+            ),
+        ),
+        ("space", space(&info.space)),
+        ("dedup", dedup(info)),
+        (
+            "reads",
+            format!(
+                "frames from memory {}, from the cache {}, from the store {} ({} read twice, {} bad){}",
+                info.tier.memory_hit_count,
+                info.tier.cache_hit_count,
+                info.tier.store_frame_count,
+                info.tier.store_refetch_count,
+                info.tier.store_bad_count,
+                match info.tier.repaired_count {
+                    0 => String::new(),
+                    count => format!("; {count} segments repaired from copies"),
+                }
+            ),
+        ),
+        (
+            "metadata",
+            format!(
+                "{} commits, {} trims being folded, {} uploads tried again, opened anew {} times",
+                info.tier.commit_number,
+                info.tier.range_count,
+                info.tier.upload_retry_count,
+                info.tier.reopen_count
+            ),
+        ),
+        ("clients", clients(info.nbd.as_ref())),
+        ("cache", cache(info.cache.as_ref())),
+        ("memory", size(info.memory_bytes_max)),
+        ("opened by", slots(info)),
+        ("version", info.version.clone()),
+    ]);
+    if let Some(restored) = &info.restored {
+        text.push_str(&pairs(&[("restored", restored_from(restored))]));
+    }
+    for endpoint in &info.endpoints {
+        let _ = writeln!(text, "{endpoint}");
+    }
+    text.push_str(&conditions(&info.conditions, info.condition_excluded_count));
+    text
+}
+
+/// Lists the conditions, each with its start, its cost and its remedy.
+fn conditions(conditions: &[ConditionInfo], excluded_count: u64) -> String {
+    let mut text = String::new();
+    for condition in conditions {
+        let ConditionInfo { kind, what, since, seconds, cost, remedy, .. } = condition;
+        let _ = writeln!(text, "warning: {what} ({kind})");
+        let _ = writeln!(text, "  since: {}, for {}", utc(*since), lasting(*seconds));
+        for (name, words) in [("cost", cost), ("to do", remedy)] {
+            if !words.is_empty() {
+                let _ = writeln!(text, "  {name}: {words}");
+            }
+        }
+    }
+    if excluded_count > 0 {
+        let _ = writeln!(
+            text,
+            "warning: {excluded_count} more were raised than can be listed; see the log"
+        );
+    }
+    text
+}
+
+fn lasting(seconds: u64) -> String {
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min {} s", seconds % 60),
+        (0, ..) => format!("{hours} h {} min", minutes % 60),
+        _ => format!("{days} d {} h", hours % 24),
+    }
+}
+
+fn restored_from(info: &RestoreInfo) -> String {
+    let from =
+        format!("from {}, recovery point {} of {}", info.url, info.recovery_point, utc(info.as_of));
+    let size = |bytes: u64| ByteSize(bytes).rounded();
+    if info.is_complete {
+        return format!("{from}; everything is here");
+    }
+    let left = info.left_seconds.map_or_else(String::new, |left| format!(", {left} s left"));
+    let bad = match info.bad_count {
+        0 => String::new(),
+        count => format!("; {count} segments are bad there, see the log"),
+    };
+    format!(
+        "{from}; {} fetched since the start, {} to go{left}{bad}",
+        size(info.done_bytes),
+        size(info.left_bytes)
+    )
+}
+
+fn clients(nbd: Option<&NbdInfo>) -> String {
+    let Some(nbd) = nbd else { return "none, nothing is served".to_owned() };
+    format!(
+        "{} connections ({} refused), {} requests ({} failed)",
+        nbd.connection_count, nbd.refused_count, nbd.request_count, nbd.error_count
+    )
+}
+
+fn cache(cache: Option<&CacheInfo>) -> String {
+    let Some(cache) = cache else { return "none".to_owned() };
+    format!(
+        "{}, {} in {} frames ({} bad, {} not kept, {} errors)",
+        if cache.is_on { "on" } else { "OFF" },
+        ByteSize(cache.used_bytes).rounded(),
+        cache.frame_count,
+        cache.bad_count,
+        cache.dropped_count,
+        cache.error_count
+    )
+}
+
+fn dedup(info: &StatusInfo) -> String {
+    match &info.dedup {
+        None => "no volume has it".to_owned(),
+        Some(found) => format!(
+            "x {:.2}: {} destaged, {} of it stored already",
+            found.ratio,
+            ByteSize(found.block_count * BLOCK_BYTES).rounded(),
+            ByteSize(found.duplicate_count * BLOCK_BYTES).rounded()
+        ),
+    }
+}
+
+fn space(space: &SpaceInfo) -> String {
+    let size = |bytes: u64| ByteSize(bytes).rounded();
+    let held = match space.is_known {
+        true => format!(
+            "{} stored, {} of it live (x {:.2}) in {} segments",
+            size(space.stored_bytes),
+            size(space.live_bytes),
+            space.space_amplification,
+            space.segment_count
+        ),
+        false => "not counted yet".to_owned(),
+    };
+    let waiting = match space.held_count {
+        0 => String::new(),
+        count => format!("; {count} reclaimed segments wait for copies"),
+    };
+    format!(
+        "{held}; {} reclaimed, {} moved, written x {:.2}{waiting}",
+        size(space.reclaimed_bytes),
+        size(space.moved_bytes),
+        space.write_amplification
+    )
+}
+
+fn slots(info: &StatusInfo) -> String {
+    let slots: Vec<String> = info.key_slots.iter().map(|slot| slot.kind.to_string()).collect();
+    slots.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_shows_what_is_at_risk_and_every_warning() {
+        let mut info = StatusInfo { name: "main".to_owned(), ..StatusInfo::default() };
+        info.at_risk.bytes = 3 << 20;
+        info.at_risk.oldest_seconds = 12.34;
+        info.conditions.push(ConditionInfo {
+            kind: "pool-stopped".to_owned(),
+            what: "disk on fire".to_owned(),
+            since: 1_700_000_000,
+            seconds: 7265,
+            cost: "nothing is served".to_owned(),
+            remedy: "call the fire brigade".to_owned(),
+            ..ConditionInfo::default()
+        });
+        info.condition_excluded_count = 3;
+        let text = status(&info);
+        assert!(text.contains("12.3 s, 3.00 MiB"), "{text}");
+        let shown = "warning: disk on fire (pool-stopped)\n  since: 2023-11-14 22:13:20 UTC, for 2 h 1 min\n  \
+                     cost: nothing is served\n  to do: call the fire brigade\nwarning: 3 more were raised";
+        assert!(text.contains(shown), "{text}");
+    }
+}

@@ -1,0 +1,207 @@
+//! Handlers of the admin requests, one module a noun: they call the engine, and build the replies
+//! from what it returns.
+//!
+//! Invariants:
+//! - Every request uses the same pool operations, whether a daemon serves the pool or the command
+//!   line has opened it.
+//! - Secrets are returned only to the client that asked for them.
+//! - A handler decides nothing about the data of a pool: it converts, calls and reports. It refuses
+//!   requests about a volume that is attached, which the engine cannot know.
+
+mod check;
+mod closed;
+mod convert;
+mod copy;
+mod device;
+mod key;
+mod pool;
+mod restore;
+mod scrub;
+mod snapshot;
+mod status;
+mod volume;
+
+pub(crate) use check::check;
+pub(crate) use closed::answers_closed;
+pub(crate) use convert::{
+    example, fsck_info, pool_from_copy, pool_purged, pool_removed, pool_restored, remote_options,
+    secret,
+};
+
+use crate::admin::AdminHandler;
+use crate::attach::{self, Attachments};
+use crate::glue::exports::PoolExports;
+use api::{Reply, Request};
+use block::{Error, ErrorKind, Result, VolumeId};
+use engine::claims::Unattached;
+use engine::copies::Copies;
+use engine::open_pool::OpenPool;
+use engine::scrub::Scrub;
+use nbd::Server;
+use std::sync::Arc;
+use tokio::sync::{Mutex, watch};
+
+/// Answers requests about an open pool.
+pub struct AdminPool {
+    open: Mutex<Option<Arc<OpenPool>>>,
+    endpoints: Vec<String>,
+    nbd: Option<Server<PoolExports>>,
+    attachments: Option<Arc<Attachments>>,
+    copies: Arc<Copies>,
+    scrub: Arc<Scrub>,
+    is_offline: bool,
+    stop: watch::Sender<bool>,
+}
+
+/// The parts of a daemon that its handlers ask.
+pub struct DaemonParts {
+    /// Addresses that clients connect to.
+    pub endpoints: Vec<String>,
+    /// The NBD server.
+    pub nbd: Server<PoolExports>,
+    /// Devices of this machine.
+    pub attachments: Arc<Attachments>,
+    /// Copies of the pool.
+    pub copies: Arc<Copies>,
+    /// The scrub.
+    pub scrub: Arc<Scrub>,
+    /// Set by a request to stop.
+    pub stop: watch::Sender<bool>,
+}
+
+impl AdminPool {
+    /// Removes a volume whose time is over if it is not in use.
+    pub(crate) async fn remove_expired(&self, id: VolumeId) -> Result<Option<String>> {
+        let open = self.open().await?;
+        let _kept = self.keep_id_detached(&open, "remove", "whose time is over", id).await?;
+        open.pool.remove_expired(id).await
+    }
+
+    /// Makes the handler of a daemon.
+    #[must_use]
+    pub fn serving(open: Arc<OpenPool>, parts: DaemonParts) -> AdminPool {
+        let DaemonParts { endpoints, nbd, attachments, copies, scrub, stop } = parts;
+        AdminPool {
+            open: Mutex::new(Some(open)),
+            endpoints,
+            nbd: Some(nbd),
+            attachments: Some(attachments),
+            copies,
+            scrub,
+            is_offline: false,
+            stop,
+        }
+    }
+
+    /// Makes the handler for a command that has opened the pool itself and closes it with
+    /// [`AdminHandler::close`].
+    pub async fn offline(open: OpenPool) -> AdminPool {
+        let (copies, scrub) = (open.copies().await, open.scrub().await);
+        AdminPool {
+            open: Mutex::new(Some(Arc::new(open))),
+            endpoints: Vec::new(),
+            nbd: None,
+            attachments: None,
+            copies: Arc::new(copies),
+            scrub: Arc::new(scrub),
+            is_offline: true,
+            stop: watch::Sender::new(false),
+        }
+    }
+
+    /// Like [`AdminPool::keep_id_detached`], if the volume exists.
+    async fn keep_detached(
+        &self,
+        open: &OpenPool,
+        what: &str,
+        name: &str,
+    ) -> Result<Option<Unattached>> {
+        let Some(volume) = open.pool.volume(name) else { return Ok(None) };
+        let id = volume.id();
+        drop(volume);
+        self.keep_id_detached(open, what, name, id).await
+    }
+
+    /// Checks that a volume is not attached, and keeps it so as long as the returned guard lives.
+    /// `None` if no daemon runs, so that nothing can be attached.
+    async fn keep_id_detached(
+        &self,
+        open: &OpenPool,
+        what: &str,
+        name: &str,
+        id: VolumeId,
+    ) -> Result<Option<Unattached>> {
+        self.check_id_detached(open, what, name, id).await?;
+        let Some(attachments) = &self.attachments else { return Ok(None) };
+        attachments.end_leftovers(id).await?;
+        attachments.keep_unattached(id, name).map(Some)
+    }
+
+    /// Adds the names of the clients that have a volume open to a refusal caused by them.
+    fn name_users(&self, id: VolumeId, error: Error) -> Error {
+        let attachments = self.attachments.as_ref().filter(|_| error.kind() == ErrorKind::Busy);
+        match attachments.and_then(|attachments| attachments.connections_of(id)) {
+            Some(users) => error.context(format!("NBD connections have it open, of {users}")),
+            None => error,
+        }
+    }
+
+    async fn check_id_detached(
+        &self,
+        open: &OpenPool,
+        what: &str,
+        name: &str,
+        id: VolumeId,
+    ) -> Result<()> {
+        let (user, first) = match &self.attachments {
+            Some(attachments) => (attachments.user_of(id).await?, "detach it first"),
+            None => (attach::user_in(open.config.dir(), Some(id.0))?, attach::FREE_OFFLINE),
+        };
+        let Some(user) = user else { return Ok(()) };
+        let what = format!(
+            "{what} volume {name}: it is attached as {user}; {first}: spindle detach {name}"
+        );
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+
+    async fn open(&self) -> Result<Arc<OpenPool>> {
+        self.open.lock().await.clone().ok_or_else(|| {
+            Error::new(ErrorKind::Unavailable, "answer an admin request: the pool is closing")
+        })
+    }
+}
+
+impl AdminHandler for AdminPool {
+    async fn handle(&self, request: Request) -> Result<Reply> {
+        let open = self.open().await?;
+        match request {
+            Request::Pool(request) => self.pool(&open, request).await,
+            Request::Volume(request) => self.volume(&open, request).await,
+            Request::Snapshot(request) => self.snapshot(&open, request).await,
+            Request::Copy(request) => self.copy(&open, request).await,
+            Request::Restore(request) => self.restore(&open, request),
+            Request::Scrub(request) => self.scrub(request).await,
+            Request::Key(request) => key::handle(&open, request).await,
+            Request::Device(request) => self.device(request).await,
+        }
+    }
+
+    async fn close(&self) -> Result<()> {
+        let Some(open) = self.open.lock().await.take() else { return Ok(()) };
+        match (self.is_offline, Arc::into_inner(open)) {
+            (true, Some(open)) => open.close().await,
+            // The daemon closes its pool itself.
+            (false, _) => Ok(()),
+            (true, None) => {
+                Err(Error::new(ErrorKind::Busy, "close the pool: a request is still running"))
+            }
+        }
+    }
+}
+
+/// Name of the volume as operators know it, or its number if it has none.
+fn name_of(open: &OpenPool, volume: u32) -> String {
+    let records = open.pool.records();
+    let record = records.into_iter().find(|record| record.id == volume);
+    record.map_or_else(|| format!("number {volume}"), |record| record.name)
+}

@@ -1,0 +1,59 @@
+//! Requests about the pool as a whole.
+
+use super::{AdminPool, convert, name_of};
+use api::Reply;
+use api::pool::PoolRequest;
+use block::{Error, Result};
+use engine::open_pool::OpenPool;
+
+impl AdminPool {
+    pub(super) async fn pool(&self, open: &OpenPool, request: PoolRequest) -> Result<Reply> {
+        match request {
+            PoolRequest::Status {} => Ok(Reply::Status(Box::new(self.status(open).await))),
+            PoolRequest::Drain {} => {
+                let drained = open.pool.destage_all().await;
+                let lsn = drained.map_err(|error| name_stalled(open, error))?;
+                Ok(Reply::Done { message: format!("the store holds everything up to LSN {lsn}") })
+            }
+            PoolRequest::Fsck {} => {
+                let (pool, key) = {
+                    let keys = open.keys.lock().await;
+                    (keys.pool(), keys.newest().key.clone())
+                };
+                // Next to the open pool, not through it: a walk of hours must not delay destage.
+                let found = engine::fsck::fsck_of(&open.config, pool, &key).await?;
+                Ok(Reply::Fsck(convert::fsck_info(found)))
+            }
+            PoolRequest::RepairCounts { segments } => repair_counts(open, &segments).await,
+            PoolRequest::Stop {} => {
+                self.stop.send_replace(true);
+                Ok(Reply::Done { message: "stopping".to_owned() })
+            }
+        }
+    }
+}
+
+async fn repair_counts(open: &OpenPool, segments: &[u64]) -> Result<Reply> {
+    let repaired = open.pool.tier().repair_counts(segments).await?;
+    let said = |(number, was, is): &(u64, u32, u32)| format!("segment {number}: {was} is now {is}");
+    let each: Vec<String> = repaired.iter().map(said).collect();
+    let message = match each.is_empty() {
+        true => "every count is right by now".to_owned(),
+        false => format!("counts of live blocks were corrected: {}", each.join(", ")),
+    };
+    Ok(Reply::Done { message })
+}
+
+/// Adds the names of the volumes that keep the store from holding everything.
+fn name_stalled(open: &OpenPool, error: Error) -> Error {
+    let stalled = open.pool.destage_progress().aside;
+    if stalled.is_empty() {
+        return error;
+    }
+    let names: Vec<String> = stalled.keys().map(|volume| name_of(open, *volume)).collect();
+    error.context(format!(
+        "not everything of volume {} can be copied to the store; `spindle status` says why and what \
+         to do",
+        names.join(", ")
+    ))
+}

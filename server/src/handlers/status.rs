@@ -1,0 +1,183 @@
+//! The status of the open pool: the reports of its parts, and the current conditions.
+
+use super::restore::restore_info;
+use super::volume::{dedup_info, ratio};
+use super::{AdminPool, convert, name_of};
+use api::status::{
+    AtRisk, CacheInfo, ConditionCount, ConditionInfo, DestageInfo, LogInfo, NbdInfo, SpaceInfo,
+    StalledInfo, StatusInfo, TierInfo,
+};
+use block::{ConditionKind, Conditions};
+use engine::destage::Aside;
+use engine::open_pool::OpenPool;
+use std::collections::BTreeMap;
+use tiering::cache::CacheStatus;
+use tiering::{ReclaimStatus, TierStatus};
+
+impl AdminPool {
+    pub(super) async fn status(&self, open: &OpenPool) -> StatusInfo {
+        if self.is_offline {
+            // No job has read their state in the store yet. If it cannot be read, a condition says
+            // so.
+            let _ = (self.scrub.status().await, self.copies.status().await);
+        }
+        let log = open.pool.log_status();
+        let tier = open.pool.tier_status();
+        let progress = open.pool.destage_progress();
+        let manifest = open.ownership.manifest();
+        let (has_recovery_key, key_slots) = {
+            let keys = open.keys.lock().await;
+            (keys.has_recovery(), keys.slots())
+        };
+        let oldest_seconds = log.oldest_age().map_or(0.0, |age| age.as_secs_f64());
+        let failure = open.pool.fatal().map(|error| error.chain());
+        let conditions: Vec<ConditionInfo> =
+            open.conditions.list().into_iter().map(ConditionInfo::from).collect();
+        let warnings = conditions.iter().map(ConditionInfo::line).collect();
+        let spill_bytes: u64 = progress.aside.values().map(|stalled| stalled.spill_bytes).sum();
+        StatusInfo {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pool: manifest.pool.to_string(),
+            name: manifest.name.clone(),
+            store: open.config.store_url().to_owned(),
+            epoch: manifest.epoch,
+            host: manifest.owner.host.clone(),
+            pid: manifest.owner.pid,
+            opened_at: manifest.owner.opened_at,
+            is_offline: self.is_offline,
+            endpoints: self.endpoints.clone(),
+            volume_count: open.pool.volumes().len() as u64,
+            at_risk: AtRisk { oldest_seconds, bytes: log.undestaged_bytes + spill_bytes },
+            log: LogInfo {
+                used_bytes: log.used_bytes,
+                ring_bytes: log.ring_bytes,
+                last_lsn: log.last_lsn.0,
+                durable_lsn: log.durable_lsn.0,
+                destaged_lsn: log.destaged_lsn.0,
+                failure,
+            },
+            destage: DestageInfo {
+                window_count: progress.window_count,
+                destaged_bytes: progress.destaged_bytes,
+                stored_bytes: progress.stored_bytes,
+                failure_count: progress.failure_count,
+                failure: progress.failure,
+                stalled: progress
+                    .aside
+                    .into_iter()
+                    .map(|(volume, stalled)| stalled_info(open, volume, stalled))
+                    .collect(),
+            },
+            space: space_info(
+                &open.pool.reclaim_status(),
+                progress.stored_bytes,
+                tier.metadata_written_bytes,
+            ),
+            dedup: dedup_info(open.pool.records().iter(), &open.pool.dedup_status()),
+            restored: open
+                .restored
+                .as_ref()
+                .map(|restored| restore_info(restored, *open.is_whole.borrow())),
+            nbd: self.nbd.as_ref().map(|server| nbd_info(server.status())),
+            cache: tier.frames.cache.as_ref().map(cache_info),
+            tier: tier_info(tier),
+            memory_bytes_max: open.config.memory_bytes_max,
+            key_slots: convert::key_slots(key_slots),
+            has_recovery_key,
+            warnings,
+            conditions,
+            condition_counts: condition_counts(&open.conditions),
+            condition_excluded_count: open.conditions.excluded_count(),
+        }
+    }
+}
+
+pub(super) fn tier_info(tier: TierStatus) -> TierInfo {
+    TierInfo {
+        commit_number: tier.map.commit_number,
+        range_count: tier.map.range_count as u64,
+        upload_retry_count: tier.upload_retry_count,
+        upload_failure: tier.upload_failure.map(|failure| failure.error),
+        read_failure: tier.frames.store_failure.map(|failure| failure.error),
+        reopen_count: tier.reopen_count,
+        memory_hit_count: tier.frames.memory_hit_count,
+        cache_hit_count: tier.frames.cache_hit_count,
+        store_frame_count: tier.frames.store_frame_count,
+        store_refetch_count: tier.frames.store_refetch_count,
+        store_bad_count: tier.frames.store_bad_count,
+        repaired_count: tier.mended_count,
+    }
+}
+
+/// Number of times each kind of condition was raised, and how many of it are current.
+pub(super) fn condition_counts(conditions: &Conditions) -> BTreeMap<String, ConditionCount> {
+    let (raised, lasting) = (conditions.raised_counts(), conditions.list());
+    let counts = ConditionKind::ALL.iter().map(|kind| {
+        let lasting = lasting.iter().filter(|condition| condition.kind == *kind);
+        let count = ConditionCount {
+            raised_count: raised.get(kind).copied().unwrap_or_default(),
+            lasting_count: lasting.count() as u64,
+        };
+        (kind.id().to_owned(), count)
+    });
+    counts.collect()
+}
+
+fn stalled_info(open: &OpenPool, volume: u32, stalled: Aside) -> StalledInfo {
+    StalledInfo {
+        volume,
+        name: name_of(open, volume),
+        since_lsn: stalled.since_lsn,
+        log_bytes: stalled.log_bytes,
+        spill_bytes: stalled.spill_bytes,
+        spill_file_count: stalled.spill_file_count,
+        is_refusing_writes: stalled.is_refusing_writes,
+        is_closed: stalled.is_closed,
+        reason: stalled.reason,
+    }
+}
+
+fn nbd_info(status: nbd::Status) -> NbdInfo {
+    NbdInfo {
+        connection_count: status.connection_count as u64,
+        refused_count: status.refused_count as u64,
+        request_count: status.request_count,
+        error_count: status.error_count,
+        payload_bytes: status.payload_bytes as u64,
+    }
+}
+
+fn cache_info(status: &CacheStatus) -> CacheInfo {
+    CacheInfo {
+        is_on: status.is_on,
+        frame_count: status.frame_count,
+        used_bytes: status.used_bytes,
+        pending_bytes: status.pending_bytes,
+        insert_count: status.insert_count,
+        dropped_count: status.dropped_count,
+        bad_count: status.bad_count,
+        error_count: status.error_count,
+    }
+}
+
+pub(super) fn space_info(
+    reclaim: &ReclaimStatus,
+    destaged_bytes: u64,
+    metadata_bytes: u64,
+) -> SpaceInfo {
+    let space = reclaim.space.unwrap_or_default();
+    let written_bytes = destaged_bytes + reclaim.written_bytes + metadata_bytes;
+    SpaceInfo {
+        is_known: reclaim.space.is_some(),
+        segment_count: space.segment_count,
+        stored_bytes: space.object_bytes,
+        live_bytes: space.live_bytes,
+        space_amplification: ratio(space.object_bytes, space.live_bytes),
+        reclaimed_bytes: reclaim.forgotten_bytes,
+        moved_bytes: reclaim.written_bytes,
+        metadata_bytes,
+        write_amplification: ratio(written_bytes, destaged_bytes),
+        stuck_count: reclaim.stuck_count,
+        held_count: reclaim.held_count,
+    }
+}
