@@ -121,7 +121,7 @@ class Spindle(Server):
 
     def settle(self):
         started = time.monotonic()
-        self.command("flush", check=True)
+        self.command("drain", check=True)
         return time.monotonic() - started
 
     def command(self, name, check=False, more=()):

@@ -141,7 +141,7 @@ impl World {
         let mut base = vec![0; usize::try_from(ROTTEN_BYTES).expect("small")];
         Random::new(seed, 31).fill(&mut base);
         open(&daemon, "bad").expect("it opens").write(0, &base, 0);
-        let _ = daemon.json(&["flush"]);
+        let _ = daemon.json(&["drain"]);
         let read = |path: PathBuf| {
             let bytes = std::fs::read(&path).expect("a readable file");
             (path, bytes)
@@ -285,7 +285,7 @@ fn a_death_loses_nothing(point: &str, nths: &[u64]) {
             world.load(|| Instant::now() > end);
             world.heal();
             let end = Instant::now() + PATIENCE;
-            while !world.daemon.command(&["flush"]).status.success() {
+            while !world.daemon.command(&["drain"]).status.success() {
                 assert!(Instant::now() < end, "SEED={seed}: it does not catch up");
             }
             assert_eq!(world.spill_file_count(), 0, "SEED={seed}: side files are left");

@@ -141,7 +141,7 @@ impl World {
 
     fn wait_without_pins(&self, other: &Daemon) {
         wait_for("the restored pool is whole", || {
-            other.json(&["status"])["restored"]["is_whole"] == true
+            other.json(&["status"])["restored"]["is_complete"] == true
         });
         wait_for("the pin is given back", || self.pins().is_empty());
     }
@@ -328,7 +328,7 @@ fn a_pool_restored_under_another_name_keeps_it_when_its_machine_is_lost() {
     let mut next = Daemon::new(SMALL, &[]);
     next.argue(&["--key-file", &key, "--store", &store, "--take-over"]);
     next.announce("take-over");
-    next.announce("spindle volume accept");
+    next.announce("spindle volume accept-loss");
     next.restart();
     let listed = next.json(&["volume", "list"]);
     let volumes = listed["volumes"].as_array().expect("a list");
@@ -336,7 +336,7 @@ fn a_pool_restored_under_another_name_keeps_it_when_its_machine_is_lost() {
     assert_eq!(volumes[0]["name"], "kept", "{listed}");
     // The volume was asked for by name, so it does not expire with the clone.
     assert!(volumes[0]["expires_at"].as_u64().unwrap_or(0) == 0, "{listed}");
-    wait_for("the pool is whole", || next.json(&["status"])["restored"]["is_whole"] == true);
+    wait_for("the pool is whole", || next.json(&["status"])["restored"]["is_complete"] == true);
     next.stop();
     world.source.stop();
 }

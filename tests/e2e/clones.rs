@@ -169,7 +169,7 @@ impl World {
         match self.random.below(3) {
             0 => self.daemon.stop(),
             1 => {
-                let _ = self.daemon.json(&["flush"]);
+                let _ = self.daemon.json(&["drain"]);
                 self.daemon.kill();
             }
             _ => self.daemon.kill(),
@@ -269,7 +269,7 @@ fn a_clone_is_a_volume_of_its_own_and_its_origin_is_kept() {
     wait_independent(&daemon, "db");
     soon(&daemon, &["snapshot", "rm", "db@monday"]);
     soon(&daemon, &["volume", "rm", "db", "--now"]);
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     daemon.kill();
     daemon.restart();
     let want = [vec![7; 4096], vec![9; 4096], vec![7; (1 << 20) - 8192]].concat();

@@ -60,7 +60,7 @@ fn a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs() {
     daemon.restart();
     let mut writer = connect(&daemon, "db");
     writer.write(0, &[1; 65536], 0);
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     assert_eq!(listed(&daemon), named(&LEFT_TO_DO));
     proxy.set(Line::Cut);
     std::thread::scope(|scope| {
@@ -106,7 +106,7 @@ fn a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs() {
         proxy.set(Line::Open);
         writing.join().expect("all is written");
     });
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     wait_for("all of it has ended", &daemon, |listed| listed == named(&LEFT_TO_DO));
     let log = daemon.log();
     for (kind, subject) in [("log-full", "log"), ("store-unavailable", "upload")] {

@@ -53,7 +53,7 @@ pub fn restored(source: &Daemon, url: &str, more: &[&str], variables: &[(&str, &
     daemon.restart();
     let _ = connect(&daemon, "db").read(0, 4096);
     let took = begun.elapsed();
-    println!("state {} was read {took:?} after the command", made["state"]);
+    println!("recovery point {} was read {took:?} after the command", made["recovery_point"]);
     assert!(took < Duration::from_secs(2), "a restore serves within two seconds: {took:?}");
     daemon
 }
@@ -99,7 +99,7 @@ fn a_copy_is_a_state_that_the_pool_had_whoever_dies() {
             assert!(count >= floor, "the copy went back: {count} writes of {floor}");
             floor = count;
             wait_for("the restored pool is whole", || {
-                other.json(&["status"])["restored"]["is_whole"] == true
+                other.json(&["status"])["restored"]["is_complete"] == true
             });
             assert_eq!(history.prefix(&mut open(&other)), count);
             other.stop();
@@ -150,7 +150,7 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
     let mut other = restored(&source, &url, &slow, &variables);
     let is_pin = |key: &String| key.starts_with("dr/copy/pins/");
     assert_eq!(bucket.keys().iter().filter(|key| is_pin(key)).count(), 1);
-    let whole = |daemon: &Daemon| daemon.json(&["status"])["restored"]["is_whole"] == true;
+    let whole = |daemon: &Daemon| daemon.json(&["status"])["restored"]["is_complete"] == true;
     let mut there = connect(&other, "db");
     assert!(there.read(15 << 20, 1 << 20) == before[15 << 20..]);
     there.write(0, &[9; 8192], 0);
@@ -257,7 +257,7 @@ fn a_destination_that_is_not_mounted_is_not_taken_for_an_empty_copy() {
             source.restart();
         }
         connect(&source, "db").write(8192, &[8 + u8::from(is_restarted); 4096], 0);
-        let _ = source.json(&["flush"]);
+        let _ = source.json(&["drain"]);
         wait_for("it is missed", || {
             copy_of(&source)["failure"].as_str().is_some_and(|why| why.contains("there is none"))
         });
@@ -321,12 +321,12 @@ fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
     refused(&source, &["copy", "add", &spelled], "it is there");
     refused(&stranger, &["copy", "add", &at("copy")], "it is a copy of pool");
     let _ = source.json(&["snapshot", "create", "db@monday"]);
-    let _ = source.json(&["flush"]);
-    let newest = || copy_of(&source)["state"]["destaged_lsn"].as_u64().unwrap_or(0);
+    let _ = source.json(&["drain"]);
+    let newest = || copy_of(&source)["recovery_point"]["destaged_lsn"].as_u64().unwrap_or(0);
     let lsn = source.json(&["snapshot", "list"])["snapshots"][0]["lsn"].as_u64().unwrap();
     wait_for("the snapshot is there", || newest() >= lsn);
     connect(&source, "db").write(0, &[8; 4096], 0);
-    let _ = source.json(&["flush"]);
+    let _ = source.json(&["drain"]);
     let other = restored(&source, &at("copy"), &[], &[]);
     assert!(connect(&other, "db").read(0, 4096) == [7; 4096]);
     assert!(connect(&other, "db@monday").read(0, 4096) == [7; 4096]);
@@ -455,7 +455,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     let mut db = connect(&source, "db");
     db.write(0, &[0x5a; 1 << 20], 0);
     // Only reads from the store are counted.
-    let _ = source.json(&["flush"]);
+    let _ = source.json(&["drain"]);
     let _ = db.read(0, 65536);
     let copy = source.place().join("copy");
     let url = copy.display().to_string();
@@ -464,7 +464,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     let dr = dr_key.display().to_string();
     let add = ["copy", "add", &url, "--interval", "1s", "--copy-key-file", &dr];
     let added = source.json(&add);
-    assert_eq!(added["copies"][0]["has_own_key"], true);
+    assert_eq!(added["copies"][0]["has_dedicated_key"], true);
     let _ = source.json(&["copy", "sync", &url]);
     wait_for("it says what is read most", || copy.join("copy/heat").exists());
     // The copy continues without the key file, which is at the other site now, and when the pool's
@@ -493,7 +493,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     let _ = other.json(&["key", "rotate", "--new-key-file", &next]);
     let _ = other.json(&["copy", "sync", &again]);
     wait_for("the restored pool is whole", || {
-        other.json(&["status"])["restored"]["is_whole"] == true
+        other.json(&["status"])["restored"]["is_complete"] == true
     });
     other.stop();
     let found = other.json(&["fsck", "--copy", &again, "--key-file", &next]);
@@ -502,7 +502,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     // The copy keeps its own key until a command chooses another.
     let _ = source.json(&["copy", "rm", &url]);
     let again = source.json(&["copy", "add", &url, "--interval", "1s"]);
-    assert_eq!(again["copies"][0]["has_own_key"], true);
+    assert_eq!(again["copies"][0]["has_dedicated_key"], true);
     let _ = source.json(&["copy", "sync", &url]);
     let found = source.json(&["fsck", "--copy", &url, "--key-file", &there]);
     assert_eq!(found["problem_count"], 0, "{found}");
@@ -529,7 +529,7 @@ fn a_pool_that_was_put_back_never_replaces_its_copy() {
     let _ = source.json(&["copy", "add", &url, "--interval", "1s"]);
     let write = |daemon: &Daemon, block: u64, byte: u8| {
         connect(daemon, "db").write(block * 4096, &[byte; 4096], 0);
-        let _ = daemon.json(&["flush"]);
+        let _ = daemon.json(&["drain"]);
     };
     write(&source, 0, 1);
     let _ = source.json(&["copy", "sync", &url]);
@@ -541,7 +541,7 @@ fn a_pool_that_was_put_back_never_replaces_its_copy() {
         write(&source, block, 2);
     }
     let _ = source.json(&["copy", "sync", &url]);
-    let newest = copy_of(&source)["state"].clone();
+    let newest = copy_of(&source)["recovery_point"].clone();
     source.stop();
     let before = names(&copy, "segments");
     let key = source.dir().join("spindle.key").display().to_string();
@@ -567,7 +567,7 @@ fn a_pool_that_was_put_back_never_replaces_its_copy() {
     later.stop();
 
     let mut other = restored(&source, &url, &[], &[]);
-    assert_eq!(other.json(&["status"])["restored"]["state"], newest["number"]);
+    assert_eq!(other.json(&["status"])["restored"]["recovery_point"], newest["number"]);
     for block in 1..4 {
         assert!(connect(&other, "db").read(block * 4096, 4096) == [2; 4096], "block {block}");
     }

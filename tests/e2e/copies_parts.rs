@@ -104,7 +104,7 @@ fn some_volumes_of_a_copy_are_restored() {
     let url = source.place().join("copy").display().to_string();
     let (first, second) = (noise(1, 4 * MIB), noise(2, MIB));
     connect(&source, "db").write(0, &first, 0);
-    let _ = source.json(&["flush"]);
+    let _ = source.json(&["drain"]);
     connect(&source, "plain").write(0, &noise(3, 8 * MIB), 0);
     connect(&source, "wal").write(0, &second, 0);
     let _ = source.json(&["snapshot", "create", "db,plain@monday"]);
@@ -143,7 +143,7 @@ fn some_volumes_of_a_copy_are_restored() {
         refused(&one, &[&["restore"], arguments, &["--key-file", &key]].concat(), words);
     }
     let made = restore(&one, &[&monday, "--volume", "db", "--as", "old"]);
-    assert_eq!(made["left_out"], serde_json::json!(["wal", "plain", "test"]), "{made}");
+    assert_eq!(made["excluded"], serde_json::json!(["wal", "plain", "test"]), "{made}");
     assert_eq!(made["volume_name"], "old");
     one.restart();
     let mut expected = first.clone();
@@ -165,11 +165,11 @@ fn some_volumes_of_a_copy_are_restored() {
     assert!(connect(&one, "later").read(0, 4096) == [8; 4096]);
     let _ = one.json(&["volume", "rm", "later", "--now"]);
     check(&one, &expected);
-    wait_for("everything is here", || one.json(&["status"])["restored"]["is_whole"] == true);
+    wait_for("everything is here", || one.json(&["status"])["restored"]["is_complete"] == true);
 
     let mut two = new();
     let made = restore(&two, &[&url, "--volume", "wal", "--volume", "test"]);
-    assert_eq!(made["left_out"], serde_json::json!(["db", "plain"]), "{made}");
+    assert_eq!(made["excluded"], serde_json::json!(["db", "plain"]), "{made}");
     two.restart();
     let shown = |two: &Daemon| {
         assert_eq!(volume_names(two), ["test", "wal"]);
@@ -182,7 +182,7 @@ fn some_volumes_of_a_copy_are_restored() {
     shown(&two);
     two.kill();
     two.restart();
-    wait_for("everything is here", || two.json(&["status"])["restored"]["is_whole"] == true);
+    wait_for("everything is here", || two.json(&["status"])["restored"]["is_complete"] == true);
     let all = segment_bytes(&source.place().join("copy/copy/segments"));
     for (daemon, bytes) in [(&one, 5 * MIB), (&two, 5 * MIB)] {
         let own = segment_bytes(&daemon.dir().join("store/segments"));
@@ -251,9 +251,9 @@ fn a_copy_of_some_volumes() {
     let url = source.place().join("copy").display().to_string();
     let (first, second) = (noise(1, 4 * MIB), noise(2, MIB));
     connect(&source, "db").write(0, &first, 0);
-    let _ = source.json(&["flush"]);
+    let _ = source.json(&["drain"]);
     connect(&source, "plain").write(0, &noise(3, 8 * MIB), 0);
-    let _ = source.json(&["flush"]);
+    let _ = source.json(&["drain"]);
     connect(&source, "wal").write(0, &second, 0);
     let _ = source.json(&["snapshot", "create", "db,plain@monday"]);
     let _ = source.json(&["clone", "db@monday", "test"]);
@@ -266,7 +266,7 @@ fn a_copy_of_some_volumes() {
     assert_eq!(copy_of(&source)["volumes"], serde_json::json!(["wal", "test"]));
     // No data of another volume is copied, whichever process dies.
     connect(&source, "plain").write(0, &noise(4, 4 * MIB), 0);
-    let _ = source.json(&["flush"]);
+    let _ = source.json(&["drain"]);
     source.kill();
     source.restart();
     connect(&source, "wal").write(0, &first[..4096], 0);
@@ -306,7 +306,7 @@ fn a_copy_of_some_volumes() {
     shown(&other);
     other.kill();
     other.restart();
-    wait_for("everything is here", || other.json(&["status"])["restored"]["is_whole"] == true);
+    wait_for("everything is here", || other.json(&["status"])["restored"]["is_complete"] == true);
     shown(&other);
     other.stop();
     let found = other.json(&["fsck", "--key-file", &key]);
@@ -336,7 +336,7 @@ fn what_only_dropped_clones_were_made_from_is_not_missed() {
     const MIB: usize = 1 << 20;
     let mut source = Daemon::started(SMALL, &[("a", "8MiB"), ("x", "8MiB")]);
     connect(&source, "a").write(0, &noise(1, 4 * MIB), 0);
-    let _ = source.json(&["flush"]);
+    let _ = source.json(&["drain"]);
     let _ = source.json(&["snapshot", "create", "a@s"]);
     let _ = source.json(&["clone", "a@s", "d"]);
     connect(&source, "a").write(0, &noise(2, 4 * MIB), 0);
@@ -364,7 +364,9 @@ fn what_only_dropped_clones_were_made_from_is_not_missed() {
         // An error in its log fails the test.
         other.restart();
         assert!(connect(&other, "x").read(0, 2 * MIB as u32) == kept);
-        wait_for("everything is here", || other.json(&["status"])["restored"]["is_whole"] == true);
+        wait_for("everything is here", || {
+            other.json(&["status"])["restored"]["is_complete"] == true
+        });
         let restored = other.json(&["status"])["restored"].clone();
         assert_eq!(restored["bad_count"].as_u64().unwrap_or(0), 0, "{restored}");
         let bytes = segment_bytes(&other.dir().join("store/segments"));
@@ -387,7 +389,7 @@ fn what_only_dropped_clones_were_made_from_is_not_missed() {
 #[test]
 fn a_pool_restored_as_of_a_snapshot_opens_without_the_key_of_one_volume() {
     let mut source = Daemon::started(SMALL, &[("x", "1MiB")]);
-    let _ = source.json(&["volume", "create", "secret", "1MiB", "--own-key"]);
+    let _ = source.json(&["volume", "create", "secret", "1MiB", "--dedicated-key"]);
     connect(&source, "x").write(0, &[1; 4096], 0);
     connect(&source, "secret").write(0, &[2; 4096], 0);
     let _ = source.json(&["snapshot", "create", "x,secret@s"]);

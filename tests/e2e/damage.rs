@@ -281,7 +281,7 @@ fn a_store_rolled_back_to_an_earlier_epoch_is_refused() {
     let mut connection = connect(&daemon);
     connection.write(0, &payload(2, 0, 64 << 10), 0);
     drop(connection);
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     daemon.kill();
     is_refused_as_rolled_back(&mut daemon, &older);
     daemon.restart();
@@ -293,14 +293,14 @@ fn a_store_rolled_back_to_an_earlier_epoch_is_refused() {
 fn refused_within_an_epoch() -> Daemon {
     let mut daemon = Daemon::started(SMALL, &[("disk", "16MiB")]);
     fill(&daemon);
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     let older = daemon.place().join("older");
     daemon.pause();
     copy_tree(&daemon.dir().join("store"), &older);
     daemon.resume();
     let mut connection = connect(&daemon);
     connection.write(0, &payload(2, 0, 64 << 10), 0);
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     // The next entry records in the log how far the store has come.
     connection.write(64 << 10, &payload(2, 64 << 10, 64 << 10), CMD_FLAG_FUA);
     drop(connection);

@@ -12,7 +12,7 @@ fn random(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 fn stored(daemon: &Daemon) -> u64 {
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     daemon.json(&["status"])["destage"]["stored_bytes"].as_u64().unwrap()
 }
 
@@ -62,7 +62,7 @@ fn clones_that_are_updated_alike_store_it_once() {
     wait_for("the fingerprints are read", || {
         let before = found(&daemon.json(&["volume", "show", "b"])).1;
         connect(&daemon, "b").write(12 * MIB as u64, &base[..4096], 0);
-        let _ = daemon.json(&["flush"]);
+        let _ = daemon.json(&["drain"]);
         found(&daemon.json(&["volume", "show", "b"])).1 > before
     });
     let before = stored(&daemon);
@@ -72,7 +72,7 @@ fn clones_that_are_updated_alike_store_it_once() {
     // The volume that wrote it first drops it, and the shared data moves.
     connect(&daemon, "a").write(MIB as u64, &random(5, 2 * MIB), 0);
     let _ = daemon.json(&["volume", "set", "b", "--dedup", "false"]);
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     let copy = daemon.place().join("copy").display().to_string();
     let _ = daemon.json(&["copy", "add", &copy, "--interval", "1h"]);
     let _ = daemon.json(&["copy", "sync", &copy]);

@@ -113,7 +113,7 @@ fn connect(daemon: &Daemon, volume: &str) -> Connection {
 
 fn is_stepped_back(daemon: &Daemon, volume: &str) -> bool {
     let shown = daemon.json(&["volume", "show", volume]);
-    shown["is_stepped_back"].as_bool().unwrap_or_else(|| panic!("it says so: {shown}"))
+    shown["has_lost_writes"].as_bool().unwrap_or_else(|| panic!("it says so: {shown}"))
 }
 
 fn daemon_on(place: &Path, volumes: &[(&str, &str)], is_all: bool) -> Daemon {
@@ -174,7 +174,7 @@ fn a_write_that_vanished_with_the_logs_disk_is_reported_and_the_daemon_ends() {
             assert!(!is_stepped_back(&daemon, "synced"), "nothing of it can be gone");
             lost_count += u64::from(!is_kept);
             if is_reported {
-                let _ = daemon.json(&["volume", "accept", "db"]);
+                let _ = daemon.json(&["volume", "accept-loss", "db"]);
             }
             if lost_count > 0 && round > 1 {
                 break;
@@ -212,7 +212,7 @@ fn a_log_whose_file_system_was_unmounted_after_a_kill_is_not_taken_for_whole() {
             daemon.restart();
             assert_eq!(is_stepped_back(&daemon, "db"), is_remounted, "{kind}");
             if is_remounted {
-                let _ = daemon.json(&["volume", "accept", "db"]);
+                let _ = daemon.json(&["volume", "accept-loss", "db"]);
             }
         }
         daemon.stop();

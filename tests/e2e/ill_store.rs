@@ -109,7 +109,7 @@ fn passing_faults_at_any_request_of_a_run_lose_nothing() {
         let url = copy_url();
         insist(&daemon, &["copy", "add", &url, "--interval", "1h"]);
         history.run_for(&mut open(&daemon), Duration::from_secs(1));
-        insist(&daemon, &["flush"]);
+        insist(&daemon, &["drain"]);
         insist(&daemon, &["copy", "sync", &url]);
         let copied = history.count();
         insist(&daemon, &["scrub", "start"]);
@@ -308,7 +308,7 @@ fn meet(
     }
     assert_eq!(history.prefix(&mut open(daemon)), history.count(), "{fault:?} {part:?} {work:?}");
     wait_for("the healed store takes everything", || {
-        let _ = daemon.command(&["flush"]);
+        let _ = daemon.command(&["drain"]);
         let _ = daemon.command(&["copy", "sync", &copy_url()]);
         let status = daemon.json(&["status"]);
         let conditions = status["conditions"].as_array().expect("a list");

@@ -68,7 +68,7 @@ fn late(program: &str, bugs: Option<&str>) -> Vec<&'static str> {
     }
     first.flush();
     drop(first);
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     proxy.set(Line::Cut);
     let found = std::thread::scope(|scope| {
         let endpoint = daemon.unix("log");

@@ -38,7 +38,7 @@ fn filled(bucket: &Bucket, seed: u64) -> (Daemon, Vec<u8>) {
     for (part, bytes) in (0..).zip(bytes.chunks(PART)) {
         db.write(part * PART as u64, bytes, 0);
     }
-    assert!(daemon.command(&["flush"]).status.success());
+    assert!(daemon.command(&["drain"]).status.success());
     drop(db);
     daemon.stop();
     daemon.restart();
@@ -90,7 +90,7 @@ fn one_object_that_is_never_sent_does_not_stop_other_volumes() {
         // All other objects are scrubbed and copied.
         let url = format!("s3://{}/copies/one", tests::store::BUCKET);
         assert!(daemon.command(&["copy", "add", &url, "--interval", "5s"]).status.success());
-        wait_for("a state is published", || copy_of(&daemon)["state"].is_object());
+        wait_for("a state is published", || copy_of(&daemon)["recovery_point"].is_object());
         assert!(daemon.command(&["scrub", "start"]).status.success());
         let scrub = || daemon.json(&["scrub", "status"]);
         wait_for("the scrub ends", || scrub()["ended_at"].is_u64());
@@ -101,7 +101,7 @@ fn one_object_that_is_never_sent_does_not_stop_other_volumes() {
             let kinds = ["object-unreadable", "volume-stalled", "store-unavailable"];
             let has = |kind: &&str| has_condition(&daemon, kind, "");
             !kinds.iter().any(has)
-                && status["destage"]["aside"].as_array().is_none_or(Vec::is_empty)
+                && status["destage"]["stalled"].as_array().is_none_or(Vec::is_empty)
         });
         drop((db, log));
         daemon.stop();
@@ -171,7 +171,7 @@ fn a_restored_pool_keeps_asking_for_what_its_copy_lacks_until_a_person_gives_it_
     daemon.announce("");
     refused(&daemon, &["copy", "give-up-missing"], "nothing is known to be missing");
     wait_for("what is missing is named", || has_condition(&daemon, "restore-incomplete", &name));
-    let is_whole = || daemon.json(&["status"])["restored"]["is_whole"] == true;
+    let is_whole = || daemon.json(&["status"])["restored"]["is_complete"] == true;
     // The copy still keeps the state.
     assert!(!is_whole() && !names(&copy, "pins").is_empty());
     assert!(daemon.command(&["copy", "give-up-missing"]).status.success());

@@ -152,8 +152,8 @@ fn status_shows_what_is_at_risk_and_a_flush_ends_it() {
     assert!(before["nbd"]["request_count"].as_u64().is_some_and(|count| count > 0), "{before}");
     assert_eq!(before["cache"]["is_on"], true, "{before}");
     assert_eq!(before["key_slots"][0]["kind"], "key-file", "{before}");
-    assert_eq!(daemon.json(&["volume", "show", "disk"])["is_aside"], false);
-    let _ = daemon.json(&["flush"]);
+    assert_eq!(daemon.json(&["volume", "show", "disk"])["is_stalled"], false);
+    let _ = daemon.json(&["drain"]);
     let after = daemon.json(&["status"]);
     assert_eq!(after["at_risk"]["bytes"], 0, "{after}");
     let text = daemon.command(&["status"]);
@@ -245,7 +245,7 @@ fn a_rotated_key_replaces_the_old_one() {
 fn a_daemon_checks_its_pool_whatever_opens_it_by_now() {
     let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
     connect(&daemon, "disk").expect("it opens").write(0, b"precious", 0);
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     daemon.environ(&[("NEW_PHRASE", "correct horse battery staple")]);
     let _ = daemon.json(&["key", "rotate", "--new-passphrase-env", "NEW_PHRASE"]);
     // The configuration still names the old key file, which opens nothing any more.
@@ -265,7 +265,7 @@ fn a_look_makes_nothing_and_a_wrong_store_is_refused_before_anything_is_written_
         (output.status.code(), said)
     };
     std::fs::create_dir(place.join("empty")).expect("make a directory");
-    for command in [&["status"][..], &["volume", "list"], &["flush"], &["key", "backup"], &["fsck"]]
+    for command in [&["status"][..], &["volume", "list"], &["drain"], &["key", "backup"], &["fsck"]]
     {
         for (dir, store) in [("typo", "typo/store"), ("empty", "nowhere"), ("empty", "empty")] {
             let (dir, store) = (at(dir), at(store));

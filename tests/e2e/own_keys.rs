@@ -28,16 +28,16 @@ fn keys(store: &Path) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     let mut daemon = Daemon::started(SMALL, &[("plain", "8MiB")]);
-    let _ = daemon.json(&["volume", "create", "own", "8MiB", "--own-key"]);
+    let _ = daemon.json(&["volume", "create", "own", "8MiB", "--dedicated-key"]);
     let (plain_bytes, own_bytes) = (random(1), random(2));
     connect(&daemon, "plain").write(0, &plain_bytes, 0);
     connect(&daemon, "own").write(0, &own_bytes, 0);
     let info = daemon.json(&["volume", "show", "own"]);
-    assert_eq!(info["own_key"], info["id"]);
+    assert_eq!(info["dedicated_key"], info["id"]);
     refused(&daemon, &["volume", "rm", "plain", "--erase"], "no key of its own");
     let _ = daemon.json(&["snapshot", "create", "own@monday"]);
     let clone = daemon.json(&["clone", "own@monday", "clone"]);
-    assert_eq!(clone["own_key"], info["id"], "a clone shares the key");
+    assert_eq!(clone["dedicated_key"], info["id"], "a clone shares the key");
     let copy = daemon.place().join("copy");
     let url = copy.display().to_string();
     let _ = daemon.json(&["copy", "add", &url, "--interval", "1h"]);
@@ -103,7 +103,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
 #[test]
 fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
     let mut daemon = Daemon::started(SMALL, &[("plain", "8MiB")]);
-    let _ = daemon.json(&["volume", "create", "own", "8MiB", "--own-key"]);
+    let _ = daemon.json(&["volume", "create", "own", "8MiB", "--dedicated-key"]);
     connect(&daemon, "own").write(0, &random(3), 0);
     let copy = daemon.place().join("copy");
     let url = copy.display().to_string();

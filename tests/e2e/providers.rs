@@ -106,7 +106,7 @@ fn hydration(daemon: &Daemon) -> Value {
 
 fn wait_until_whole(daemon: &Daemon) {
     let deadline = Instant::now() + Duration::from_secs(60);
-    while hydration(daemon)["is_whole"] != true {
+    while hydration(daemon)["is_complete"] != true {
         assert!(Instant::now() < deadline, "not whole in a minute: {}", hydration(daemon));
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -230,7 +230,8 @@ fn a_database_is_restored(from: Kind, to: Kind) {
     copy_to(&source, &target);
     let sum = checksum(&source, "db@nightly", 512);
     let key = key_of(&source);
-    let bytes = source.json(&["copy", "list"])["copies"][0]["state"]["segment_bytes"].clone();
+    let bytes =
+        source.json(&["copy", "list"])["copies"][0]["recovery_point"]["segment_bytes"].clone();
     let bytes = bytes.as_u64().expect("it has a state");
     source.stop();
     drop((source, server));
@@ -260,7 +261,7 @@ fn a_database_is_restored(from: Kind, to: Kind) {
         "{from:?} to {to:?}: first byte after {took:?}; checked with {done} of {} bytes here",
         left + done
     );
-    assert!(state["is_whole"] == false && done < (left + done) / 2, "{state}");
+    assert!(state["is_complete"] == false && done < (left + done) / 2, "{state}");
     assert!(left + done > bytes / 2, "of {bytes}: {state}");
     postgres.check();
     mounted.unmount();

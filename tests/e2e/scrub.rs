@@ -37,7 +37,7 @@ fn filled(seed: u64) -> (Daemon, Vec<u8>) {
     for (part, bytes) in (0..).zip(bytes.chunks(PART as usize)) {
         db.write(part * PART, bytes, 0);
     }
-    let _ = daemon.command(&["flush"]);
+    let _ = daemon.command(&["drain"]);
     (daemon, bytes)
 }
 
@@ -117,7 +117,7 @@ fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
 
         let begun = daemon.json(&["scrub", "start", "--rate", "2M"]);
         assert_eq!(
-            (begun["is_running"].as_bool(), number(&begun, "mended_count")),
+            (begun["is_running"].as_bool(), number(&begun, "repaired_count")),
             (Some(true), 0)
         );
         wait_for("it has begun", || number(&status(&daemon), "segment_count") >= 2);
@@ -155,7 +155,7 @@ fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
         let ended = status(&daemon);
         assert_eq!((number(&ended, "bad_count"), number(&ended, "permille")), (0, 1000), "{ended}");
         // Some may have been mended before the kill, after which the scrub reads them again.
-        assert!((1..=3).contains(&number(&ended, "mended_count")), "{ended}");
+        assert!((1..=3).contains(&number(&ended, "repaired_count")), "{ended}");
         for (path, held) in victims.iter().zip(held) {
             assert!(std::fs::read(path).expect("it is back") == held, "{}", path.display());
         }
@@ -218,13 +218,13 @@ fn a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back(
         daemon.restart();
         check(&daemon, &bytes);
         // The reader needs only data that the cut object still has, so it is not mended.
-        assert_eq!(daemon.json(&["status"])["tier"]["mended_count"], 2);
+        assert_eq!(daemon.json(&["status"])["tier"]["repaired_count"], 2);
         let mut mended = 0;
         // The first run may be the rest of the stopped one.
         for _ in 0..2 {
             let _ = daemon.json(&["scrub", "start", "--rate", "10G"]);
             wait_for("it has ended", || status(&daemon)["ended_at"].is_u64());
-            mended += number(&status(&daemon), "mended_count");
+            mended += number(&status(&daemon), "repaired_count");
         }
         assert_eq!(mended, 1);
         for (path, held) in victims.iter().zip(held) {

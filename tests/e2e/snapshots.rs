@@ -136,7 +136,7 @@ fn snapshots_of_two_volumes_are_of_one_instant_and_stay_so() {
         match round {
             0 => daemon.kill(),
             1 => {
-                let _ = daemon.json(&["flush"]);
+                let _ = daemon.json(&["drain"]);
                 daemon.kill();
             }
             _ => daemon.stop(),
@@ -155,7 +155,7 @@ fn snapshots_of_two_volumes_are_of_one_instant_and_stay_so() {
             let _ = daemon.json(&["snapshot", "rm", &format!("{volume}@{name}")]);
         }
         if shown.len() % 5 == 0 {
-            let _ = daemon.json(&["flush"]);
+            let _ = daemon.json(&["drain"]);
         }
     }
     daemon.kill();

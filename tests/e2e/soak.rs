@@ -215,7 +215,7 @@ fn small_writes_all_over_a_huge_volume_stay_inside_the_memory_budget() {
             flying -= 1;
         }
         drop(connection);
-        let _ = daemon.json(&["flush"]);
+        let _ = daemon.json(&["drain"]);
         let peak = usage(&daemon).peak_bytes;
         daemon.kill();
         let begun = Instant::now();

@@ -131,7 +131,7 @@ fn a_full_cache_disk_degrades_speed_only() {
     for index in 0..320u64 {
         connection.write(index * (256 << 10), &pattern(index), 0);
     }
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     for index in 0..320u64 {
         assert!(connection.read(index * (256 << 10), 256 << 10) == pattern(index), "{index}");
     }
@@ -176,7 +176,7 @@ fn a_full_store_makes_writers_wait_and_loses_nothing() {
     for index in 0..240u64 {
         assert!(connection.read(index * (256 << 10), 256 << 10) == pattern(index), "{index}");
     }
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     assert_eq!(conditions(&daemon, "store-full"), Vec::<serde_json::Value>::new());
     drop(connection);
     daemon.stop();
@@ -248,7 +248,7 @@ fn overwritten_and_trimmed_space_comes_back_while_the_daemon_is_killed() {
             daemon.kill();
             daemon.restart();
         }
-        let _ = daemon.json(&["flush"]);
+        let _ = daemon.json(&["drain"]);
         space_until(&daemon, "settled", |space| {
             space["is_known"] == true
                 && space["space_amplification"].as_f64().is_some_and(|part| part <= 1.35)
@@ -268,7 +268,7 @@ fn overwritten_and_trimmed_space_comes_back_while_the_daemon_is_killed() {
             assert!(connection.read(index * 4096, 4096) == expected, "block {index}, turn {turn}");
         }
         connection.trim(0, u32::try_from(BLOCKS * 4096).expect("64 MiB"));
-        let _ = daemon.json(&["flush"]);
+        let _ = daemon.json(&["drain"]);
         space_until(&daemon, "empty", |space| space["stored_bytes"] == 0);
         assert!(connection.read(0, 1 << 20).iter().all(|byte| *byte == 0));
         drop(connection);

@@ -191,7 +191,7 @@ fn what_a_dead_machine_leaves_in_the_bucket_is_a_prefix_of_its_history() {
         second.argue(&["--take-over"]);
         second.announce("taken");
         second.announce("take-over");
-        second.announce("spindle volume accept");
+        second.announce("spindle volume accept-loss");
         second.restart();
         let count = history.prefix(&mut open(&second));
         println!("{count} of {} writes were in the bucket", history.writes.len());
@@ -211,7 +211,7 @@ fn a_taken_pool_fails_the_writes_of_its_old_owner() {
     let mut history = History::new(1);
     let mut connections = open(&first);
     history.run_for(&mut connections, Duration::from_secs(1));
-    let _ = first.json(&["flush"]);
+    let _ = first.json(&["drain"]);
     let stored = history.writes.len();
     let mut second = second(&first, server.address());
     let refusal = second.refuses_to_start();
@@ -219,7 +219,7 @@ fn a_taken_pool_fails_the_writes_of_its_old_owner() {
     history.run_for(&mut connections, Duration::from_millis(200));
     second.argue(&["--take-over"]);
     second.announce("take");
-    second.announce("spindle volume accept");
+    second.announce("spindle volume accept-loss");
     second.restart();
     first.announce("pool stopped");
     first.announce("");
@@ -260,7 +260,7 @@ fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
         history.run_for(&mut connections, Duration::from_secs(1));
         // The log is empty, and its size is well above the few MiB that are written, first at once
         // and then little by little: so no writer has to wait.
-        let _ = daemon.json(&["flush"]);
+        let _ = daemon.json(&["drain"]);
         proxy.set(line);
         let begun = Instant::now();
         for _ in 0..200 {
@@ -281,7 +281,7 @@ fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
         assert!(history.write(&mut connections));
         proxy.set(Line::Open);
         let flushed = Instant::now();
-        while !daemon.command(&["flush"]).status.success() {
+        while !daemon.command(&["drain"]).status.success() {
             assert!(flushed.elapsed() < Duration::from_secs(150), "it does not come back");
             std::thread::sleep(Duration::from_millis(500));
         }
@@ -326,7 +326,7 @@ fn cut_off(bucket: &Bucket) -> (Proxy, Daemon) {
 fn a_stop_ends_while_the_store_is_away_and_a_flush_waits_for_it() {
     let bucket = Bucket::start(Care::Honest);
     let (proxy, mut daemon) = cut_off(&bucket);
-    let mut flush = daemon.prepare(&["flush"]);
+    let mut flush = daemon.prepare(&["drain"]);
     let flush = flush.stderr(std::process::Stdio::piped()).spawn().expect("the program runs");
     // Connections are accepted in order: once a later status is answered, the flush has arrived.
     for _ in 0..3 {
@@ -341,7 +341,7 @@ fn a_stop_ends_while_the_store_is_away_and_a_flush_waits_for_it() {
     proxy.set(Line::Open);
     daemon.restart();
     assert_eq!(open(&daemon)[0].read(0, 4096), [1; 4096]);
-    let _ = daemon.json(&["flush"]);
+    let _ = daemon.json(&["drain"]);
     let well = daemon.json(&["status"])["warnings"].to_string();
     assert!(!well.contains("the store"), "{well}");
     daemon.stop();

@@ -81,7 +81,7 @@ pub fn show_record(conditions: &Conditions, record: &VolumeRecord, has_key: bool
             ),
             "what such a client had mounted would be corrupt if it went on",
             format!(
-                "unmount or restart what used the volume until then, and run `spindle volume accept {name}`"
+                "unmount or restart what used the volume until then, and run `spindle volume accept-loss {name}`"
             ),
         )
     });

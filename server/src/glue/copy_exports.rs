@@ -33,7 +33,7 @@ struct Shown {
 
 const KEYLESS: &str = "the copy lacks the volume's own key";
 const BEHIND: &str = "the copy does not have all that the volume was written up to then, but an earlier state of it than of the \
-                      other volumes; restore the copy, and take it as it is there with `spindle volume accept`";
+                      other volumes; restore the copy, and take it as it is there with `spindle volume accept-loss`";
 /// Snapshots listed to a client that asks for all exports. Chosen by hand: a snapshot is found by
 /// its name whether it is in the list or not.
 const LISTED_SNAPSHOTS_MAX: usize = 1000;

@@ -120,7 +120,7 @@ impl Exports for PoolExports {
             let what = format!(
                 "open export {name:?}: writes that were answered may be gone since a reboot, a take-over, or a loss or \
                  failure of the write log, and a client that goes on could find that out too late; unmount or restart \
-                 every client of before, then run `spindle volume accept {}` on the server",
+                 every client of before, then run `spindle volume accept-loss {}` on the server",
                 record.name
             );
             return Err(Error::new(ErrorKind::Denied, what));

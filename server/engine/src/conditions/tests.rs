@@ -86,7 +86,7 @@ fn a_volume_that_stepped_back_says_what_to_do() {
     record.is_stepped_back = true;
     show_record(&conditions, &record, true);
     assert_eq!(one(&conditions).kind, ConditionKind::WritesLost);
-    assert!(one(&conditions).report.remedy.contains("spindle volume accept db"));
+    assert!(one(&conditions).report.remedy.contains("spindle volume accept-loss db"));
 }
 
 #[test]

@@ -253,7 +253,7 @@ impl Pool {
         let name = volume.record().name;
         if !is_meant {
             let what = format!(
-                "accept volume {name}: writes of it are missing. With --give-up-writes it goes back \
+                "accept volume {name}: writes of it are missing. With --discard-local-writes it goes back \
                  to what the store has, and they are lost for good"
             );
             return Err(Error::with_source(ErrorKind::Invalid, what, closed));
@@ -326,7 +326,7 @@ pub(super) fn asides_at_start(tier: &Tier, missing: &[MissingSpillFile]) -> Asid
             "open volume {volume}: its writes from LSN {since} to {last} are only in side files \
              beside the write log of the machine that wrote them, and {} is not whole here ({}; {here}). \
              Bring it back from that machine (there it is in DIR/log or DIR/log.overtaken-…) and \
-             restart. Only where it is gone for good: `spindle volume accept --give-up-writes` takes the \
+             restart. Only where it is gone for good: `spindle volume accept-loss --discard-local-writes` takes the \
              volume back to what the store has, without any of these writes",
             side.path.display(),
             side.why

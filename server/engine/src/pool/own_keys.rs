@@ -77,7 +77,7 @@ impl Pool {
         let key = record.key();
         if key.is_pool() {
             let what = format!(
-                "erase volume {name}: it has no key of its own, which only `spindle volume create --own-key` gives; \
+                "erase volume {name}: it has no key of its own, which only `spindle volume create --dedicated-key` gives; \
                  `spindle volume rm --now` removes it for good, and its data leaves the store after a while"
             );
             return Err(Error::new(ErrorKind::Invalid, what));

@@ -167,7 +167,7 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     let exports = PoolExports::new(pool.clone(), claims(dir.path()));
     let refused = exports.open("named", &remote).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
-    assert!(refused.chain().contains("spindle volume accept named"), "{}", refused.chain());
+    assert!(refused.chain().contains("spindle volume accept-loss named"), "{}", refused.chain());
     exports.open("named", &local).await.map(drop).unwrap();
     exports.open("auto", &remote).await.map(drop).unwrap();
     // The next write records that the owner knows about the loss.

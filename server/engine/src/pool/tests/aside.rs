@@ -598,7 +598,7 @@ async fn what_a_missing_side_file_held_can_be_given_up() {
     world.pool.note_step_back(StepBack::TakeOver, Epoch(2)).await.unwrap();
     let refused = world.pool.accept_step_back("bad", false).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
-    assert!(refused.to_string().contains("--give-up-writes"), "{refused}");
+    assert!(refused.to_string().contains("--discard-local-writes"), "{refused}");
     assert!(read(&world.bad, 0, 512).await.is_err());
     let record = world.pool.accept_step_back("bad", true).await.unwrap();
     assert!(!record.is_stepped_back);
