@@ -23,7 +23,6 @@ use engine::opening::Opening;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectMeta, ObjectStore};
-use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::listing;
@@ -38,7 +37,7 @@ const DELETE_COUNT_MAX: usize = 1000;
 const WALK_COUNT_MAX: u32 = 4;
 
 /// A pool that was removed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolRemoved {
     /// Its name.
     pub name: String,
@@ -51,7 +50,7 @@ pub struct PoolRemoved {
 }
 
 /// A pool that was restored.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolRestored {
     /// Its name.
     pub name: String,
@@ -62,7 +61,7 @@ pub struct PoolRestored {
 }
 
 /// A pool that is deleted.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolPurged {
     /// Its name.
     pub name: String,

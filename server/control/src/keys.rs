@@ -127,8 +127,7 @@ pub struct Rotated {
 }
 
 /// The secret that opens the pool from now on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "to")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NewKey {
     /// A key file, created if it is missing. A key file that opens the pool now is replaced in
     /// place.

@@ -136,7 +136,7 @@ struct Document {
 }
 
 /// A client that a volume is attached to, for display.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientInfo {
     /// Name of the volume.
     pub volume: String,

@@ -27,7 +27,6 @@ use control::store::{Store, check_url, is_within};
 use list::Published;
 use parking_lot::Mutex;
 use running::Running;
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -82,30 +81,23 @@ impl CopyState {
 }
 
 /// A request for a copy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewCopy {
     /// URL of the copy, without credentials.
     pub url: String,
     /// Prefix of the variables that hold settings and credentials.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env_prefix: Option<String>,
     /// Seconds from the beginning of one state to the beginning of the next.
     pub interval_seconds: u64,
     /// States are published only when snapshots were made or removed.
-    #[serde(default)]
     pub is_snapshots_only: bool,
     /// Most bytes per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
     /// Names of the volumes to copy; empty for all.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<String>,
     /// Key file on the machine of the daemon that alone opens the copy. It is created if it is missing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_file: Option<PathBuf>,
     /// Replaces the copy's own key if it has one; the old key stops working.
-    #[serde(default, skip_serializing_if = "crate::record::is_false")]
     pub is_key_replaced: bool,
     /// Seconds since 1970.
     pub created_at: u64,

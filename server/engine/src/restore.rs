@@ -423,7 +423,7 @@ pub async fn leave(origin: &Origin) {
 }
 
 /// The result of a restore, for the person who asked for it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct PoolOfCopy {
     /// URL of the copy.
     pub url: String,
@@ -436,16 +436,12 @@ pub struct PoolOfCopy {
     /// Volumes that are behind the others in the state.
     pub aside_count: u64,
     /// The snapshot that the volumes will show.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
     /// Volumes that have no such snapshot, and stay as they are in the state.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub without_snapshot: Vec<String>,
     /// New name of the only volume, if it differs from the name in the copy.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub volume_name: Option<String>,
     /// Volumes of the state that the pool will not have.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<String>,
 }
 

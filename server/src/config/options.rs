@@ -8,7 +8,7 @@
 use std::fmt::Write;
 
 /// Documentation of one option.
-#[derive(Clone, Copy, Debug, serde::Serialize)]
+#[derive(Clone, Copy, Debug)]
 pub struct OptionDoc {
     /// Dotted key.
     pub key: &'static str,

@@ -32,8 +32,7 @@ pub(super) const PASSPHRASE_BYTES_MIN: usize = 8;
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A text that is wiped when dropped and never printed.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", from = "String")]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {
@@ -51,18 +50,6 @@ impl Secret {
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
-    }
-}
-
-impl From<String> for Secret {
-    fn from(text: String) -> Secret {
-        Secret::new(text)
-    }
-}
-
-impl From<Secret> for String {
-    fn from(secret: Secret) -> String {
-        secret.0.as_str().to_owned()
     }
 }
 
