@@ -9,17 +9,10 @@
 //! - The list does not change after the devices are given up at a stop: it then belongs to the next daemon.
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
-use crate::glue::exports::PoolExports;
 use crate::planted::planted;
 use block::conditions::Report;
 use block::env::random_bytes;
-use block::{ConditionKind, Epoch, Error, ErrorKind, Result, VolumeId};
-use control::manifest::NodeDir;
-use engine::claims::{Claim, Claims};
-use engine::pool::Pool;
-use engine::record::Durability;
-use engine::session::Attachment;
-use engine::volume::Volume;
+use block::{ConditionKind, Conditions, Epoch, Error, ErrorKind, Result, VolumeId};
 use kernel::{Device, IO_BYTES_MAX, Parts};
 use nbd::Server;
 use parking_lot::Mutex as SyncMutex;
@@ -31,25 +24,25 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
+use volumes::{Volume, Volumes};
 
-pub(crate) mod apart;
+pub mod apart;
 mod clients;
 mod kernel;
 mod links;
 mod record;
 mod recovery;
 pub mod remote;
-pub(crate) mod stacked;
+pub mod stacked;
 mod udev;
+pub mod volumes;
+#[cfg(test)]
+mod volumes_twin;
 
-pub(crate) use record::FILE;
-pub use record::{AttachOptions, Driver};
+pub use record::{AttachOptions, Driver, FILE};
 
 /// Directory of the links to devices. Source: udev rules of disks also put their links below `/dev`.
 const LINKS: &str = "/dev/spindle";
-/// The way to free a volume that [`user_in`] names; the command to detach it may follow.
-pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve again with `spindle attach \
-    --cleanup`, or start the daemon and detach it first";
 /// Devices that come back, or end, at the same time. Chosen by hand: each takes one of the threads that reads in flight
 /// need, too.
 const AT_ONCE_MAX: usize = 8;
@@ -97,18 +90,19 @@ pub struct AttachmentInfo {
     pub failure: Option<String>,
 }
 
-struct Live {
+/// An attached volume, and the reservation `R` of its device.
+struct Live<R> {
     record: Record,
-    state: State,
+    state: State<R>,
 }
 
-enum State {
-    Served(Served),
+enum State<R> {
+    Served(Served<R>),
     /// The device may be in the kernel, and this process does not serve it. No other client may write to the volume
     /// meanwhile: requests that wait in the kernel may still come.
     Failed {
         error: Error,
-        claim: Option<Claim>,
+        reservation: Option<R>,
         /// No other node has owned the pool since the device was last served.
         is_ours: bool,
     },
@@ -117,70 +111,87 @@ enum State {
 /// A device, until it is ended.
 type Slot = Arc<SyncMutex<Option<Device>>>;
 
-struct Served {
+struct Served<R> {
     device: Slot,
     /// Tells the kernel about changes of the volume's size.
     resizes: JoinHandle<()>,
-    claim: Claim,
+    reservation: R,
+}
+
+/// The attached volumes by id.
+type LiveList<V> = BTreeMap<VolumeId, Live<<V as Volumes>::Reservation>>;
+
+/// The parts of [`Attachments`] besides its volumes.
+pub struct Options<E> {
+    /// Directory of the pool, with the list of devices.
+    pub dir: PathBuf,
+    /// Name of the pool, which is the name of its folder of links.
+    pub pool_name: String,
+    /// Serves connections of the nbd driver.
+    pub server: Server<E>,
+    /// Epoch in which this daemon owns the pool.
+    pub epoch: Epoch,
+    /// Memory for payloads of all ublk devices, in bytes. Those of the nbd driver are connections of `server`.
+    pub payload_bytes_max: u64,
+    /// Where volumes that are not served are reported.
+    pub conditions: Conditions,
 }
 
 /// The devices of a pool. It attaches and detaches nothing after [`Attachments::leave`] or [`Attachments::abandon`].
-pub struct Attachments {
+pub struct Attachments<V: Volumes> {
     path: PathBuf,
     links: PathBuf,
-    pool: Arc<Pool>,
-    claims: Arc<Claims>,
+    volumes: V,
     /// Serves connections of the nbd driver.
-    server: Server<PoolExports>,
+    server: Server<V::Exports>,
     epoch: Epoch,
     payload_bytes_max: u64,
+    conditions: Conditions,
     memory: Arc<ublk::Memory>,
     /// Held while a device's number is recorded, as several may arrive at a time.
     noting: Arc<SyncMutex<()>>,
     /// Absent once the daemon stops: the list on disk then belongs to the next daemon.
-    live: Mutex<Option<BTreeMap<u32, Live>>>,
+    live: Mutex<Option<LiveList<V>>>,
 }
 
-impl Attachments {
-    /// Reads which volumes of `pool`, which is called `name`, were attached from directory `dir`. `payload_bytes_max`
-    /// is the memory for payloads of all ublk devices; those of the nbd driver are connections of `server`.
+impl<V: Volumes> Attachments<V> {
+    /// Reads which of `volumes` were attached from the pool's directory. Serves none of them yet.
     ///
     /// # Errors
     /// `Corrupt`: the list is damaged, or of a later version.
-    pub fn open(
-        dir: &Path,
-        name: &str,
-        pool: Arc<Pool>,
-        claims: Arc<Claims>,
-        server: Server<PoolExports>,
-        epoch: Epoch,
-        payload_bytes_max: u64,
-    ) -> Result<Attachments> {
+    pub fn open(volumes: V, options: Options<V::Exports>) -> Result<Attachments<V>> {
+        let Options { dir, pool_name, server, epoch, payload_bytes_max, conditions } = options;
         let path = dir.join(FILE);
         let records = read(&path)?;
         let waiting = || Error::new(ErrorKind::Unavailable, "the daemon is just starting");
         let live = records.into_iter().map(|record| {
-            let state = State::Failed { error: waiting(), claim: None, is_ours: false };
-            (record.volume, Live { record, state })
+            let state = State::Failed { error: waiting(), reservation: None, is_ours: false };
+            (VolumeId(record.volume), Live { record, state })
         });
         Ok(Attachments {
             path,
-            links: Path::new(LINKS).join(name),
-            pool,
-            claims,
+            links: Path::new(LINKS).join(pool_name),
+            volumes,
             server,
             epoch,
             payload_bytes_max,
+            conditions,
             memory: ublk::Memory::new(payload_bytes_max),
             noting: Arc::default(),
             live: Mutex::new(Some(live.collect())),
         })
     }
 
+    /// The volumes that devices show.
+    #[must_use]
+    pub fn volumes(&self) -> &V {
+        &self.volumes
+    }
+
     /// Raises a condition for each attached volume that is not served and for each silent client, and clears those of
     /// the others.
-    pub(crate) async fn show(&self) {
-        self.claims.show_silent(self.pool.tier().conditions(), |volume| self.name_of(volume));
+    pub async fn show(&self) {
+        self.volumes.report_clients();
         // The holder of the lock is attaching or detaching, and reports the result itself.
         let Ok(live) = self.live.try_lock() else { return };
         if let Some(live) = live.as_ref() {
@@ -188,8 +199,7 @@ impl Attachments {
         }
     }
 
-    fn show_live(&self, live: &BTreeMap<u32, Live>) {
-        let conditions = self.pool.tier().conditions();
+    fn show_live(&self, live: &LiveList<V>) {
         let mut failing = Vec::new();
         for (id, attached) in live {
             let name = self.name_of(*id);
@@ -215,10 +225,10 @@ impl Attachments {
                      `spindle detach --force {name}`"
                 ),
             );
-            conditions.raise(ConditionKind::DeviceNotServed, &name, report);
+            self.conditions.raise(ConditionKind::DeviceNotServed, &name, report);
             failing.push(name);
         }
-        conditions.retain(ConditionKind::DeviceNotServed, |name| {
+        self.conditions.retain(ConditionKind::DeviceNotServed, |name| {
             failing.iter().any(|failing| failing == name)
         });
     }
@@ -239,12 +249,12 @@ impl Attachments {
         let mut live = self.live.lock().await;
         let live = changeable(&mut live)
             .map_err(|error| error.context(format!("attach volume {name}")))?;
-        let volume = self.pool.volume(name).ok_or_else(|| {
+        let volume = self.volumes.find_named(name).ok_or_else(|| {
             let what =
                 format!("attach volume {name}: there is none; `spindle volume list` shows all");
             Error::new(ErrorKind::NotFound, what)
         })?;
-        let id = volume.id().0;
+        let id = volume.id();
         match live.get(&id).map(|attached| &attached.state) {
             Some(State::Served(_)) => {
                 let link = self.links.join(name);
@@ -259,22 +269,23 @@ impl Attachments {
         let options = self.with_queues(live, options)?;
         self.check_link(name)?;
         blocking(move || kernel::check(options.driver)).await?;
-        self.claims.end_leftovers(id).await?; // a closed connection must not block it
-        let claim = self.claims.attach(id, name, options.is_shared)?;
-        self.claims.settle(id).await?;
+        self.volumes.end_leftovers(id).await?; // a closed connection must not block it
+        let reservation = self.volumes.reserve(id, name, options.is_shared)?;
+        self.volumes.settle(id).await?;
         // From now on the volume stays as it is: until here it could be removed, or step back.
-        let volume = self.pool.volume(name).filter(|now| now.id().0 == id).ok_or_else(|| {
-            let what =
-                format!("attach volume {name}: it was removed or renamed meanwhile; try again");
-            Error::new(ErrorKind::NotFound, what)
-        })?;
+        let volume =
+            self.volumes.find_named(name).filter(|now| now.id() == id).ok_or_else(|| {
+                let what =
+                    format!("attach volume {name}: it was removed or renamed meanwhile; try again");
+                Error::new(ErrorKind::NotFound, what)
+            })?;
         let cookie = u64::from_le_bytes(random_bytes());
         let mut record = Record {
-            volume: id,
+            volume: id.0,
             number: None,
             cookie,
             epoch: self.epoch.0,
-            is_stepped_back: volume.record().is_stepped_back,
+            is_stepped_back: volume.has_lost_writes(),
             is_write_through: false, // known, like its number, when it is added
             options,
         };
@@ -283,7 +294,7 @@ impl Attachments {
         let sizes = volume.size_changes(); // subscribed before the kernel learns a size
         match self.add(&volume, &mut record).await {
             Ok(device) => {
-                let served = self.serve(&volume, sizes, device, claim);
+                let served = self.serve(&volume, sizes, device, reservation);
                 live.insert(id, Live { record, state: State::Served(served) });
                 // It has no users yet, and its partition table may still be on its way.
                 Ok(self.info(&live[&id], false).await)
@@ -296,8 +307,8 @@ impl Attachments {
                     error = error.context(
                         "half a device stays; attach the volume again, or give it up with `spindle detach --force`",
                     );
-                    let state =
-                        State::Failed { error: error.clone(), claim: Some(claim), is_ours: true };
+                    let reservation = Some(reservation);
+                    let state = State::Failed { error: error.clone(), reservation, is_ours: true };
                     live.insert(id, Live { record, state });
                 }
                 if let Err(late) = self.write(live) {
@@ -313,9 +324,9 @@ impl Attachments {
     }
 
     /// Adds a device to the kernel and notes its number in `record` and on disk.
-    async fn add(&self, volume: &Arc<Volume>, record: &mut Record) -> Result<Device> {
+    async fn add(&self, volume: &V::Volume, record: &mut Record) -> Result<Device> {
         record.number = None;
-        record.is_write_through = volume.record().durability == Durability::Write;
+        record.is_write_through = volume.is_write_through();
         let parts = self.parts(volume, record);
         let (path, noted, noting) = (self.path.clone(), record.clone(), self.noting.clone());
         let added = blocking(move || {
@@ -345,12 +356,12 @@ impl Attachments {
 
     fn serve(
         &self,
-        volume: &Arc<Volume>,
+        volume: &V::Volume,
         mut sizes: watch::Receiver<u64>,
         device: Device,
-        claim: Claim,
-    ) -> Served {
-        let name = volume.record().name;
+        reservation: V::Reservation,
+    ) -> Served<V::Reservation> {
+        let name = volume.name();
         self.link(&name, &device.path());
         let device = Arc::new(SyncMutex::new(Some(device)));
         let resized = device.clone();
@@ -358,8 +369,8 @@ impl Attachments {
             format!("size of the device of volume {name}"),
             "the kernel is not told a new size of the volume",
         );
-        let jobs = self.pool.supervisor();
-        let resizes = jobs.spawn(engine::jobs::Need::Useful, job, async move {
+        let conditions = self.conditions.clone();
+        let follow = async move {
             while sizes.changed().await.is_ok() {
                 let (device, newest) = (resized.clone(), sizes.clone());
                 let told = blocking(move || tell_size(&device, &newest));
@@ -370,23 +381,26 @@ impl Attachments {
                     );
                 }
             }
+        };
+        // Without it, the process continues; a panic is a condition.
+        let resizes = tokio::spawn(async move {
+            let _ = job.run(&conditions, follow).await;
         });
-        Served { device, resizes, claim }
+        Served { device, resizes, reservation }
     }
 
     /// Makes the device of a volume follow its size. Returns, for display, the reason if the device does not follow, or
     /// not yet.
-    pub(crate) async fn why_size_stays(&self, volume: VolumeId) -> Option<String> {
+    pub async fn why_size_stays(&self, volume: VolumeId) -> Option<String> {
         let device = {
             // The holder of the lock is attaching or detaching, which is not waited for.
             let live = self.live.try_lock().ok()?;
-            match &live.as_ref()?.get(&volume.0)?.state {
+            match &live.as_ref()?.get(&volume)?.state {
                 State::Served(served) => served.device.clone(),
                 State::Failed { .. } => return None, // it follows when it is served again
             }
         };
-        let volumes = self.pool.volumes();
-        let newest = volumes.iter().find(|one| one.id() == volume)?.size_changes();
+        let newest = self.volumes.find(volume)?.size_changes();
         match blocking(move || tell_size(&device, &newest)).await {
             Ok(true) => None,
             Ok(false) => Some(
@@ -443,14 +457,17 @@ impl Attachments {
                     if served.device.lock().is_none() {
                         served.resizes.abort();
                         let attached = live.get_mut(&id).expect("found above");
-                        let failed =
-                            State::Failed { error: error.clone(), claim: None, is_ours: true };
+                        let failed = State::Failed {
+                            error: error.clone(),
+                            reservation: None,
+                            is_ours: true,
+                        };
                         if let State::Served(served) =
                             std::mem::replace(&mut attached.state, failed)
                         {
-                            let claim = Some(served.claim);
+                            let reservation = Some(served.reservation);
                             attached.state =
-                                State::Failed { error: error.clone(), claim, is_ours: true };
+                                State::Failed { error: error.clone(), reservation, is_ours: true };
                         }
                     }
                     return Err(error);
@@ -476,11 +493,11 @@ impl Attachments {
             let error = error.context(format!(
                 "detach volume {name}: its device is gone, and that could not be written down; try again"
             ));
-            let claim = match gone.state {
-                State::Served(served) => Some(served.claim),
-                State::Failed { claim, .. } => claim,
+            let reservation = match gone.state {
+                State::Served(served) => Some(served.reservation),
+                State::Failed { reservation, .. } => reservation,
             };
-            let state = State::Failed { error: error.clone(), claim, is_ours: true };
+            let state = State::Failed { error: error.clone(), reservation, is_ours: true };
             live.insert(id, Live { record: gone.record, state });
             return Err(error);
         }
@@ -502,13 +519,13 @@ impl Attachments {
     }
 
     /// Tells whether a device of a volume, here or on another machine, waits while there is no daemon.
-    pub(crate) fn has_users(&self) -> bool {
+    pub fn has_users(&self) -> bool {
         // If the lock is taken, an attach or a detach is under way, which is not waited for.
         let has_devices = self
             .live
             .try_lock()
             .map_or(true, |live| live.as_ref().is_some_and(|live| !live.is_empty()));
-        has_devices || !self.clients().is_empty()
+        has_devices || self.volumes.has_clients()
     }
 
     /// Stops serving in order: requests that were begun are answered, and the devices wait for the next daemon.
@@ -572,15 +589,13 @@ impl Attachments {
         blocking(move || kernel::delete(&record).map(drop)).await
     }
 
-    fn name_of(&self, id: u32) -> String {
-        let records = self.pool.records();
-        let record = records.into_iter().find(|record| record.id == id);
-        record.map_or_else(|| format!("number-{id}"), |record| record.name)
+    fn name_of(&self, id: VolumeId) -> String {
+        self.volumes.name_of(id)
     }
 
-    fn find(&self, live: &BTreeMap<u32, Live>, target: &str) -> Result<u32> {
+    fn find(&self, live: &LiveList<V>, target: &str) -> Result<VolumeId> {
         let path = Path::new(target);
-        let is_it = |(id, attached): (&u32, &Live)| {
+        let is_it = |(id, attached): (&VolumeId, &Live<V::Reservation>)| {
             let name = self.name_of(*id);
             let Record { number, options, .. } = attached.record;
             let device = number.map(|number| kernel::path_of(options.driver, number));
@@ -595,8 +610,8 @@ impl Attachments {
     }
 
     /// `looks`: checks whether the device is in use.
-    async fn info(&self, attached: &Live, looks: bool) -> AttachmentInfo {
-        let volume = self.name_of(attached.record.volume);
+    async fn info(&self, attached: &Live<V::Reservation>, looks: bool) -> AttachmentInfo {
+        let volume = self.name_of(VolumeId(attached.record.volume));
         let mut info = AttachmentInfo {
             link: self.links.join(&volume),
             volume,
@@ -643,21 +658,17 @@ impl Attachments {
         info
     }
 
-    fn parts(&self, volume: &Arc<Volume>, record: &Record) -> Parts {
+    fn parts(&self, volume: &V::Volume, record: &Record) -> Parts<V::Exports> {
         Parts {
-            shown: Arc::new(Attachment::local(volume.clone(), record.is_write_through)),
-            name: volume.record().name,
+            shown: volume.session(record.is_write_through),
+            name: volume.name(),
             server: self.server.clone(),
             memory: self.memory.clone(),
         }
     }
 
     /// Returns the options with their number of queues, for which there is memory.
-    fn with_queues(
-        &self,
-        live: &BTreeMap<u32, Live>,
-        options: AttachOptions,
-    ) -> Result<AttachOptions> {
+    fn with_queues(&self, live: &LiveList<V>, options: AttachOptions) -> Result<AttachOptions> {
         if options.driver != Driver::Ublk {
             return Ok(options); // its connections have their own bound
         }
@@ -685,7 +696,7 @@ impl Attachments {
         Err(Error::new(ErrorKind::Full, what))
     }
 
-    fn write(&self, live: &BTreeMap<u32, Live>) -> Result<()> {
+    fn write(&self, live: &LiveList<V>) -> Result<()> {
         write(&self.path, live.values().map(|live| live.record.clone()).collect())
     }
 }
@@ -712,7 +723,7 @@ fn queues_of_choice(room: u64, processors: usize) -> u16 {
 ///
 /// # Errors
 /// `Unavailable`: the daemon is stopping.
-fn changeable(live: &mut Option<BTreeMap<u32, Live>>) -> Result<&mut BTreeMap<u32, Live>> {
+fn changeable<L>(live: &mut Option<L>) -> Result<&mut L> {
     live.as_mut().ok_or_else(|| {
         let what = "the daemon is stopping, and its devices wait for the next one; try again then";
         Error::new(ErrorKind::Unavailable, what)
@@ -720,28 +731,25 @@ fn changeable(live: &mut Option<BTreeMap<u32, Live>>) -> Result<&mut BTreeMap<u3
 }
 
 /// Runs work on devices, which uses threads and commands that block.
-pub(crate) async fn blocking<T: Send + 'static>(
+pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| Error::with_source(ErrorKind::Io, "work on a device", error))?
 }
 
-/// Describes the user of a volume according to directory `dir`; `None` if it is not attached. Without `volume`, any
-/// volume counts. For a process that has the directory while no daemon runs.
+/// Describes the device of a volume according to directory `dir`; `None` if it has none. Without `volume`, any volume
+/// counts. For a process that has the directory while no daemon runs.
 ///
 /// # Errors
-/// `Corrupt`: a list is damaged, or of a later version.
-pub fn user_in(dir: &Path, volume: Option<u32>) -> Result<Option<String>> {
-    let is_meant = |id: u32| volume.is_none_or(|volume| volume == id);
+/// `Corrupt`: the list is damaged, or of a later version.
+pub fn device_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<String>> {
     let records = read(&dir.join(FILE))?;
-    if let Some(record) = records.iter().find(|record| is_meant(record.volume)) {
-        let device = record.number.map(|number| kernel::path_of(record.options.driver, number));
-        let device = device.unwrap_or_else(|| "a device".into());
-        return Ok(Some(format!("{}, which waits for the daemon", device.display())));
-    }
-    let label = engine::claims::label_in(dir, is_meant)?;
-    Ok(label.map(|label| format!("a device of client {label}")))
+    let is_meant = |record: &&Record| volume.is_none_or(|volume| volume.0 == record.volume);
+    let Some(record) = records.iter().find(is_meant) else { return Ok(None) };
+    let device = record.number.map(|number| kernel::path_of(record.options.driver, number));
+    let device = device.unwrap_or_else(|| "a device".into());
+    Ok(Some(format!("{}, which waits for the daemon", device.display())))
 }
 
 /// Removes the device at a path from the kernel, whichever process made it. Returns a message for a person. Blocks.
@@ -753,14 +761,12 @@ pub fn clean_up_device(device: &str) -> Result<String> {
     Ok(format!("{device} is removed"))
 }
 
-/// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person. Blocks.
+/// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person. Blocks. The caller
+/// holds the directory, so that no daemon starts meanwhile.
 ///
 /// # Errors
-/// `Busy`: a daemon runs, or a process serves some of the devices, for example if `dir` is a copy: those stay.
+/// `Busy`: a process serves some of the devices, for example if `dir` is a copy: those stay.
 pub fn clean_up(dir: &Path) -> Result<String> {
-    stacked::check(&[dir.to_owned()])?;
-    // Held until the end, so that no daemon starts meanwhile.
-    let _node = NodeDir::open(dir)?;
     clean_up_list(&dir.join(FILE), kernel::delete)
 }
 

@@ -328,7 +328,7 @@ async fn attach(cli: &Cli, args: &AttachArgs) -> Result<(), Failure> {
         }
         AttachPlan::CleanUp => {
             let dir = load_pool(&args.pool)?.dir().to_owned();
-            let done = cleaned(move || attach::clean_up(&dir)).await?;
+            let done = cleaned(move || crate::adapters::devices::clean_up(&dir)).await?;
             return Ok(output::emit(cli.output, &done, print::reply)?);
         }
         AttachPlan::List => AttachArgs::list_request(),

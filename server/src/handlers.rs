@@ -28,8 +28,8 @@ pub(crate) use convert::{
     secret,
 };
 
+use crate::adapters::devices::{self, Attachments};
 use crate::admin::AdminHandler;
-use crate::attach::{self, Attachments};
 use crate::glue::exports::PoolExports;
 use api::{Reply, Request};
 use block::{Error, ErrorKind, Result, VolumeId};
@@ -133,14 +133,17 @@ impl AdminPool {
     ) -> Result<Option<Unattached>> {
         self.check_id_detached(open, what, name, id).await?;
         let Some(attachments) = &self.attachments else { return Ok(None) };
-        attachments.end_leftovers(id).await?;
-        attachments.keep_unattached(id, name).map(Some)
+        let claims = attachments.volumes().claims();
+        claims.end_leftovers(id.0).await?;
+        claims.keep_unattached(id.0, name).map(Some)
     }
 
     /// Adds the names of the clients that have a volume open to a refusal caused by them.
     fn name_users(&self, id: VolumeId, error: Error) -> Error {
         let attachments = self.attachments.as_ref().filter(|_| error.kind() == ErrorKind::Busy);
-        match attachments.and_then(|attachments| attachments.connections_of(id)) {
+        match attachments
+            .and_then(|attachments| attachments.volumes().claims().connections_of(id.0))
+        {
             Some(users) => error.context(format!("NBD connections have it open, of {users}")),
             None => error,
         }
@@ -155,7 +158,7 @@ impl AdminPool {
     ) -> Result<()> {
         let (user, first) = match &self.attachments {
             Some(attachments) => (attachments.user_of(id).await?, "detach it first"),
-            None => (attach::user_in(open.config.dir(), Some(id.0))?, attach::FREE_OFFLINE),
+            None => (devices::user_in(open.config.dir(), Some(id))?, devices::FREE_OFFLINE),
         };
         let Some(user) = user else { return Ok(()) };
         let what = format!(

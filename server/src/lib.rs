@@ -5,6 +5,7 @@
     reason = "the calls of this crate are still to be moved to `block::env`"
 )]
 
+pub mod adapters;
 pub mod admin;
 pub mod attach;
 mod closed_pool;

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - A look never runs on a thread that serves clients: the disk may be slow to answer.
 
-use crate::attach::Attachments;
+use crate::adapters::devices::Attachments;
 use engine::conditions::lookout::Lookout;
 use engine::open_pool::OpenPool;
 use std::sync::Arc;

@@ -7,8 +7,9 @@ mod looking;
 pub(crate) use closing::{EXIT_AT_ONCE, EXIT_LOG_FAILED};
 pub(crate) use looking::look;
 
+use crate::adapters::devices::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
-use crate::attach::{self, Attachments};
+use crate::attach;
 use crate::config::Config;
 use crate::glue::exports::PoolExports;
 use crate::handlers::{AdminPool, DaemonParts};
@@ -356,16 +357,15 @@ fn open_attachments(
     claims: Arc<Claims>,
     server: Server<PoolExports>,
 ) -> Result<Arc<Attachments>> {
-    let attachments = Attachments::open(
-        config.dir(),
-        &config.settings().name,
-        open.pool.clone(),
-        claims,
+    let options = attach::Options {
+        dir: config.dir().to_owned(),
+        pool_name: config.settings().name.clone(),
         server,
-        open.ownership.epoch(),
-        config.budget().device_payload_bytes,
-    );
-    attachments.map(Arc::new)
+        epoch: open.ownership.epoch(),
+        payload_bytes_max: config.budget().device_payload_bytes,
+        conditions: open.conditions.clone(),
+    };
+    Attachments::open(PoolVolumes::new(open.pool.clone(), claims), options).map(Arc::new)
 }
 
 fn nbd_server(

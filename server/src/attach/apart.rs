@@ -62,7 +62,8 @@ pub(super) fn set_attribute(path: &Path, value: &str) -> std::io::Result<()> {
 }
 
 /// Runs the operation if this process was started for one; `None` in an ordinary process.
-pub(crate) fn serve_if_asked() -> Option<ExitCode> {
+#[must_use]
+pub fn serve_if_asked() -> Option<ExitCode> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).take(4).collect();
     let (verb, rest) = arguments.split_first()?;
     if verb != VERB {

@@ -3,12 +3,10 @@
 use super::apart;
 use super::record::{AttachOptions, Driver, Record};
 use super::udev;
-use crate::glue::exports::PoolExports;
 use block::{BlockDevice, Error, ErrorKind, Result};
-use engine::session::Attachment;
 use nbd::handshake::Handshake;
 use nbd::kernel::{Siblings, Stop};
-use nbd::{Counters, KernelConnection, Place, Server, TlsMode};
+use nbd::{Counters, Exports, KernelConnection, Place, Server, TlsMode};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -39,14 +37,13 @@ const IDLE: Duration = Duration::from_millis(100);
 const FORCE_GRACE: Duration = Duration::from_secs(5);
 
 /// Parts of a device besides its record.
-#[derive(Clone)]
-pub(super) struct Parts {
+pub(super) struct Parts<E: Exports> {
     /// The volume that it shows.
-    pub(super) shown: Arc<Attachment>,
+    pub(super) shown: Arc<E::Device>,
     /// Name of the volume.
     pub(super) name: String,
     /// Serves connections of the nbd driver.
-    pub(super) server: Server<PoolExports>,
+    pub(super) server: Server<E>,
     /// Payloads of ublk queues.
     pub(super) memory: Arc<ublk::Memory>,
 }
@@ -209,8 +206,8 @@ pub(super) fn path_of(driver: Driver, number: u32) -> PathBuf {
 
 impl Device {
     /// Adds the device of a record. Calls `note` with its number as soon as there is one.
-    pub(super) fn add(
-        parts: &Parts,
+    pub(super) fn add<E: Exports>(
+        parts: &Parts<E>,
         record: &Record,
         note: impl FnOnce(u32) -> Result<()>,
     ) -> Result<Device> {
@@ -234,7 +231,7 @@ impl Device {
     }
 
     /// Takes over the device that an earlier process left for a record; `None` if there is none.
-    pub(super) fn recover(parts: &Parts, record: &Record) -> Result<Option<Device>> {
+    pub(super) fn recover<E: Exports>(parts: &Parts<E>, record: &Record) -> Result<Option<Device>> {
         match record.options.driver {
             Driver::Ublk => {
                 let options = ublk_options(parts, record);
@@ -539,7 +536,7 @@ fn has_open(pid: u32, numbers: &[(u32, u32)]) -> bool {
     files.map(|file| file.path()).any(|file| is_block_of(&file, numbers))
 }
 
-fn ublk_options(parts: &Parts, record: &Record) -> ublk::Options {
+fn ublk_options<E: Exports>(parts: &Parts<E>, record: &Record) -> ublk::Options {
     let AttachOptions { queue_count, queue_depth, logical_block_bytes, .. } = record.options;
     ublk::Options {
         cookie: record.cookie,
@@ -556,7 +553,7 @@ fn identifier(cookie: u64) -> String {
     format!("spindle-{cookie:016x}")
 }
 
-fn nbd_options(parts: &Parts, record: &Record) -> nbd::kernel::DeviceOptions {
+fn nbd_options<E: Exports>(parts: &Parts<E>, record: &Record) -> nbd::kernel::DeviceOptions {
     let limits = parts.shown.limits();
     nbd::kernel::DeviceOptions {
         identifier: identifier(record.cookie),
@@ -570,26 +567,26 @@ fn nbd_options(parts: &Parts, record: &Record) -> nbd::kernel::DeviceOptions {
 }
 
 /// Answers the nbd driver from this process.
-struct Backend {
-    server: Server<PoolExports>,
+struct Backend<E: Exports> {
+    server: Server<E>,
     /// Held as long as the device is served, so that other clients do not take the places of its
     /// connections.
     places: Vec<Place>,
-    shown: Arc<Attachment>,
+    shown: Arc<E::Device>,
     name: String,
     counters: Arc<Counters>,
 }
 
-impl Backend {
-    fn of(parts: &Parts, record: &Record) -> Result<Backend> {
-        let Parts { shown, name, server, .. } = parts.clone();
+impl<E: Exports> Backend<E> {
+    fn of(parts: &Parts<E>, record: &Record) -> Result<Backend<E>> {
+        let (shown, name, server) = (parts.shown.clone(), parts.name.clone(), parts.server.clone());
         let places = (0..record.options.queue_count).map(|_| server.place());
         let places = places.collect::<Result<_>>()?;
         Ok(Backend { server, places, shown, name, counters: Arc::default() })
     }
 }
 
-impl nbd::kernel::Backend for Backend {
+impl<E: Exports> nbd::kernel::Backend for Backend<E> {
     type Connection = u16;
 
     async fn dial(&self, connection: u16) -> Result<u16> {

@@ -2,11 +2,12 @@
 //!
 //! Invariant: a link that leads to a device of another pool is neither replaced nor removed.
 
+use super::volumes::Volumes;
 use super::{Attachments, udev};
 use block::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
-impl Attachments {
+impl<V: Volumes> Attachments<V> {
     /// Device that the link of a volume leads to, if it exists and is not `own`. It then belongs to
     /// another pool of the same name.
     fn linked_elsewhere(&self, name: &str, own: Option<&Path>) -> Option<PathBuf> {

@@ -9,7 +9,8 @@ use block::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-pub(crate) const FILE: &str = "attachments.json";
+/// Name of the list in the pool's directory.
+pub const FILE: &str = "attachments.json";
 const VERSION: u32 = 1;
 
 /// Kernel driver of a device.

@@ -3,66 +3,96 @@
 //! Invariants:
 //! - A device is served again only if it is in the list, with its cookie, and its volume still has
 //!   the state that the device's users have seen.
-//! - A failed attachment stays in the list, and keeps its claim on the volume.
+//! - A failed attachment stays in the list, and keeps its reservation of the volume.
 
 use super::kernel::{self, Device};
+use super::volumes::{Volume as _, Volumes};
 use super::{AT_ONCE_MAX, AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
-use super::{blocking, changeable};
+use super::{LiveList, blocking, changeable};
 use block::env::random_bytes;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
-use engine::claims::Claim;
 use futures::{StreamExt, stream};
 use std::collections::BTreeMap;
 
-/// Record and claim of an attached volume that is not served.
-type Begun = (Record, Option<Claim>);
-/// Outcome: the volume is served, or gone for good; or the error, and the state that is kept.
-type Outcome = std::result::Result<Option<(Record, Served)>, (Error, Live)>;
+/// An attached volume that is not served, with its reservation.
+struct Begun<R> {
+    id: VolumeId,
+    /// No other node has owned the pool since it was last served.
+    is_ours: bool,
+    record: Record,
+    reservation: Option<R>,
+}
+
+/// The result of serving a volume again.
+enum Outcome<R> {
+    Served(Live<R>),
+    /// Its device is gone for good.
+    Gone,
+    Failed(Error, Live<R>),
+}
 
 /// Takes what is needed to serve an attached volume again; `None` if it is served.
-fn begin(live: &mut BTreeMap<u32, Live>, id: u32) -> Option<Begun> {
+fn begin<R>(
+    live: &mut BTreeMap<VolumeId, Live<R>>,
+    id: VolumeId,
+    is_ours: bool,
+) -> Option<Begun<R>> {
     let attached = live.get_mut(&id)?;
     match &mut attached.state {
-        State::Failed { claim, .. } => Some((attached.record.clone(), claim.take())),
+        State::Failed { reservation, .. } => {
+            let (record, reservation) = (attached.record.clone(), reservation.take());
+            Some(Begun { id, is_ours, record, reservation })
+        }
         State::Served(_) => None,
     }
 }
 
-fn settle(live: &mut BTreeMap<u32, Live>, id: u32, outcome: Outcome) -> Result<()> {
+/// Enters the result into the list.
+///
+/// # Errors
+/// The error for which the volume is not served.
+fn settle<R>(
+    live: &mut BTreeMap<VolumeId, Live<R>>,
+    id: VolumeId,
+    outcome: Outcome<R>,
+) -> Result<()> {
     match outcome {
-        Ok(Some((record, served))) => {
-            live.insert(id, Live { record, state: State::Served(served) });
+        Outcome::Served(served) => {
+            live.insert(id, served);
             Ok(())
         }
-        Ok(None) => {
+        Outcome::Gone => {
             live.remove(&id);
             Ok(())
         }
-        Err((error, kept)) => {
+        Outcome::Failed(error, kept) => {
             live.insert(id, kept);
             Err(error)
         }
     }
 }
 
-impl Attachments {
+impl<V: Volumes> Attachments<V> {
     /// Serves again the volumes that were attached when the last daemon ended. `is_ours` tells
     /// whether this directory has owned the pool without interruption since an epoch. Failures are
     /// kept with the attachment and logged: the daemon still serves its other clients.
+    ///
+    /// # Errors
+    /// `Unavailable`: the daemon is stopping. Errors of writing the list.
     pub async fn recover(&self, is_ours: impl Fn(Epoch) -> bool) -> Result<()> {
         let mut live = self.live.lock().await;
         let live = changeable(&mut live)?;
         if live.is_empty() {
             return Ok(()); // write nothing if nothing was ever attached
         }
-        let volumes: Vec<(u32, bool)> = live
+        let volumes: Vec<(VolumeId, bool)> = live
             .iter()
             .map(|(id, attached)| (*id, is_ours(Epoch(attached.record.epoch))))
             .collect();
         // One that has to wait for its driver, or for another process, does not delay the others.
         let begun = volumes.iter().filter_map(|(id, is_ours)| {
-            let begun = begin(live, *id)?;
-            Some(self.recover_begun(*id, *is_ours, begun))
+            let begun = begin(live, *id, *is_ours)?;
+            Some(self.recover_begun(begun))
         });
         let begun: Vec<_> = begun.collect();
         let recovered: Vec<_> = stream::iter(begun).buffer_unordered(AT_ONCE_MAX).collect().await;
@@ -78,48 +108,52 @@ impl Attachments {
     /// outcome is known.
     async fn recover_into(
         &self,
-        live: &mut BTreeMap<u32, Live>,
-        id: u32,
+        live: &mut LiveList<V>,
+        id: VolumeId,
         is_ours: bool,
     ) -> Result<()> {
-        let Some(begun) = begin(live, id) else { return Ok(()) };
-        let (id, outcome) = self.recover_begun(id, is_ours, begun).await;
+        let Some(begun) = begin(live, id, is_ours) else { return Ok(()) };
+        let (id, outcome) = self.recover_begun(begun).await;
         settle(live, id, outcome)
     }
 
-    async fn recover_begun(&self, id: u32, is_ours: bool, begun: Begun) -> (u32, Outcome) {
-        let (mut record, mut claim) = begun;
-        let outcome = match self.recover_one(&mut record, is_ours, &mut claim).await {
-            Ok(served) => Ok(served.map(|served| (record, served))),
+    async fn recover_begun(
+        &self,
+        mut begun: Begun<V::Reservation>,
+    ) -> (VolumeId, Outcome<V::Reservation>) {
+        let served = self.recover_one(&mut begun).await;
+        let Begun { id, is_ours, record, reservation } = begun;
+        let outcome = match served {
+            Ok(Some(served)) => Outcome::Served(Live { record, state: State::Served(served) }),
+            Ok(None) => Outcome::Gone,
             Err(error) => {
-                let shared = record.options.is_shared;
-                let claim =
-                    claim.or_else(|| self.claims.attach(id, &self.name_of(id), shared).ok());
-                let state = State::Failed { error: error.clone(), claim, is_ours };
-                Err((error, Live { record, state }))
+                let is_shared = record.options.is_shared;
+                let reservation = reservation
+                    .or_else(|| self.volumes.reserve(id, &self.name_of(id), is_shared).ok());
+                let state = State::Failed { error: error.clone(), reservation, is_ours };
+                Outcome::Failed(error, Live { record, state })
             }
         };
         (id, outcome)
     }
 
-    /// `claim` is the claim that this daemon already has on the volume. It is taken if the device
-    /// is served. `record` becomes the record of a new device if one is needed, even if that fails,
-    /// because parts of the device may stay in the kernel.
+    /// Serves a volume again, or removes its device for good: `None`. The reservation that this
+    /// daemon already has is taken if the device is served. The record becomes that of a new device
+    /// if one is needed, even if that fails, because parts of the device may stay in the kernel.
     async fn recover_one(
         &self,
-        record: &mut Record,
-        is_ours: bool,
-        claim: &mut Option<Claim>,
-    ) -> Result<Option<Served>> {
-        let volume = self.pool.volumes().into_iter().find(|v| v.id() == VolumeId(record.volume));
+        begun: &mut Begun<V::Reservation>,
+    ) -> Result<Option<Served<V::Reservation>>> {
+        let Begun { id, is_ours, record, reservation } = begun;
+        let volume = self.volumes.find(*id);
         let refused = match &volume {
             None => Some("its volume was removed"),
-            Some(_) if !is_ours => Some("another node has owned the pool since it was last served"),
+            Some(_) if !*is_ours => {
+                Some("another node has owned the pool since it was last served")
+            }
             // After a reboot there is no device, and no user that has seen the lost writes.
             Some(volume)
-                if volume
-                    .record()
-                    .has_stepped_back_since(Epoch(record.epoch), record.is_stepped_back) =>
+                if volume.has_lost_writes_since(Epoch(record.epoch), record.is_stepped_back) =>
             {
                 let asked = record.clone();
                 let is_there = blocking(move || kernel::is_there(&asked)).await?;
@@ -136,14 +170,14 @@ impl Attachments {
             self.remove_from_kernel(record).await?;
             return Ok(None);
         };
-        let name = volume.record().name;
-        if claim.is_none() {
-            *claim = Some(self.claims.attach(record.volume, &name, record.options.is_shared)?);
+        let name = volume.name();
+        if reservation.is_none() {
+            *reservation = Some(self.volumes.reserve(*id, &name, record.options.is_shared)?);
         }
         let sizes = volume.size_changes(); // subscribe before the kernel is told a size
         let (parts, known) = (self.parts(&volume, record), record.clone());
         let recovered = blocking(move || Device::recover(&parts, &known)).await?;
-        let is_stepped_back = volume.record().is_stepped_back;
+        let is_stepped_back = volume.has_lost_writes();
         record.epoch = self.epoch.0;
         record.is_stepped_back = is_stepped_back;
         let device = match recovered {
@@ -160,16 +194,16 @@ impl Attachments {
             }
         };
         tracing::info!(volume = name, device = %device.path().display(), "attached");
-        let claim = claim.take().expect("it was asked for above");
-        Ok(Some(self.serve(&volume, sizes, device, claim)))
+        let reservation = reservation.take().expect("it was asked for above");
+        Ok(Some(self.serve(&volume, sizes, device, reservation)))
     }
 
     /// Serves an attached volume again that is not served, with its old options: its device may be
     /// waiting in the kernel.
     pub(super) async fn attach_again(
         &self,
-        live: &mut BTreeMap<u32, Live>,
-        id: u32,
+        live: &mut LiveList<V>,
+        id: VolumeId,
         name: &str,
         is_ours: bool,
         options: AttachOptions,
@@ -188,7 +222,7 @@ impl Attachments {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         // Make the writes of an earlier device's users visible first.
-        self.claims.settle(id).await?;
+        self.volumes.settle(id).await?;
         let again = self.recover_into(live, id, is_ours).await;
         let written = self.write(live);
         again.map_err(|error| error.context(what))?;

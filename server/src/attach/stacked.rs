@@ -39,7 +39,7 @@ struct Mount {
 ///
 /// # Errors
 /// `Unavailable`, naming the path and the device.
-pub(crate) fn check(places: &[PathBuf]) -> Result<()> {
+pub fn check(places: &[PathBuf]) -> Result<()> {
     // If the list of mounts cannot be read, nothing is known, and nothing is refused.
     let look = Look {
         mounts: mounts_of(&std::fs::read(MOUNTS).unwrap_or_default()),

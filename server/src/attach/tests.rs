@@ -1,47 +1,19 @@
 //! Tests of the list of devices that need no kernel support.
 
 use super::*;
-use crate::admin::AdminHandler;
-use crate::config::{Config, Override};
-use crate::handlers::AdminPool;
-use crate::serve;
-use api::Request;
-use api::volume::{RemoveMode, VolumeRequest};
-use engine::open_pool::OpenPool;
-use engine::opening::Opening;
-use engine::record::Durability;
+use crate::attach::volumes_twin::TwinVolumes;
 use nbd::ServerOptions;
 
-/// Opens a small pool below `place` with the volume `db`.
-async fn made(place: &Path) -> (Config, OpenPool) {
-    let set = |key, value: &str| Override {
-        key,
-        flag: "--test",
-        value: toml::Value::String(value.to_owned()),
+fn attachments(dir: &Path, volumes: &TwinVolumes) -> Attachments<TwinVolumes> {
+    let options = Options {
+        dir: dir.to_owned(),
+        pool_name: "main".to_owned(),
+        server: Server::new(Arc::new(volumes.clone()), ServerOptions::default()).unwrap(),
+        epoch: Epoch(2),
+        payload_bytes_max: 8 << 20,
+        conditions: Conditions::default(),
     };
-    let path = |name: &str| place.join(name).display().to_string();
-    let set = [
-        set("dir", &path("pool")),
-        set("store", &path("store")),
-        set("keys.file", &path("key")),
-        set("log.size", "16MiB"),
-        set("log.file_size", "1MiB"),
-        set("cache.size", "0"),
-        set("destage.max_age", "1h"),
-    ];
-    let config = Config::load(None, &set).unwrap();
-    let open = serve::open(&config, Opening::OrNew).await.unwrap();
-    open.pool().create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
-    (config, open)
-}
-
-fn attachments(config: &Config, open: &OpenPool) -> Attachments {
-    let epoch = open.ownership.epoch();
-    let claims = Arc::new(Claims::open(config.dir(), epoch, Epoch(0), |_, _, _| true).unwrap());
-    let exports = Arc::new(PoolExports::new(open.pool.clone(), claims.clone()));
-    let server = Server::new(exports, ServerOptions::default()).unwrap();
-    let (dir, pool) = (config.dir(), open.pool.clone());
-    Attachments::open(dir, "main", pool, claims, server, epoch, 8 << 20).unwrap()
+    Attachments::open(volumes.clone(), options).unwrap()
 }
 
 const OPTIONS: AttachOptions = AttachOptions {
@@ -53,10 +25,10 @@ const OPTIONS: AttachOptions = AttachOptions {
     dead_timeout_seconds: 0,
 };
 
-/// Leaves the state of a daemon that was killed while the volume is attached.
-fn note_attached(config: &Config, volume: &Volume) -> PathBuf {
+/// Leaves the state of a daemon that was killed while volume 1 is attached.
+fn note_attached(dir: &Path) -> PathBuf {
     let record = Record {
-        volume: volume.id().0,
+        volume: 1,
         number: Some(7),
         cookie: 9,
         epoch: 1,
@@ -64,7 +36,7 @@ fn note_attached(config: &Config, volume: &Volume) -> PathBuf {
         is_write_through: false,
         options: OPTIONS,
     };
-    let path = config.dir().join(FILE);
+    let path = dir.join(FILE);
     write(&path, vec![record]).unwrap();
     path
 }
@@ -72,12 +44,9 @@ fn note_attached(config: &Config, volume: &Volume) -> PathBuf {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_daemon_that_stops_changes_the_list_no_more() {
     let place = tempfile::tempdir().unwrap();
-    let (config, open) = made(place.path()).await;
-    open.pool().create_volume("other", 1 << 20, Durability::Flush).await.unwrap();
-    let volume = open.pool().volume("db").unwrap();
-    let path = note_attached(&config, &volume);
+    let path = note_attached(place.path());
     let before = std::fs::read(&path).unwrap();
-    let attachments = attachments(&config, &open);
+    let attachments = attachments(place.path(), &TwinVolumes::named(&["db", "other"]));
     assert_eq!(attachments.list().await.unwrap().len(), 1);
     attachments.leave().await;
     for error in [
@@ -85,59 +54,13 @@ async fn a_daemon_that_stops_changes_the_list_no_more() {
         attachments.detach("db", true).await.unwrap_err(),
         attachments.list().await.unwrap_err(),
         // An attached volume must not be removed as if it were not attached.
-        attachments.user_of(volume.id()).await.unwrap_err(),
+        attachments.user_of(VolumeId(1)).await.unwrap_err(),
         attachments.recover(|_| true).await.unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         assert!(error.to_string().contains("is stopping"), "{error}");
     }
     assert_eq!(std::fs::read(&path).unwrap(), before);
-    drop((volume, attachments));
-    open.close().await.unwrap();
-}
-
-/// Removes `db` without a daemon, and expects a refusal.
-async fn refused_offline(config: &Config, words: &[&str]) {
-    let (name, mode) = ("db".to_owned(), RemoveMode::Restorable);
-    let remove = Request::Volume(VolumeRequest::Remove { name, mode });
-    let open = serve::open_offline(config, Opening::Existing).await.unwrap();
-    let offline = AdminPool::offline(open).await;
-    let of_volume = offline.handle(remove).await.unwrap_err();
-    offline.close().await.unwrap();
-    let of_pool = crate::removal::remove(config).await.unwrap_err();
-    for error in [of_volume, of_pool] {
-        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-        for word in words.iter().chain(&["detach it first", "attach --cleanup"]) {
-            assert!(error.to_string().contains(word), "it does not say {word:?}: {error}");
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_attached_is_not_removed_without_a_daemon_either() {
-    let place = tempfile::tempdir().unwrap();
-    let (config, open) = made(place.path()).await;
-    let volume = open.pool().volume("db").unwrap();
-    let path = note_attached(&config, &volume);
-    let id = volume.id().0;
-    drop(volume);
-    open.close().await.unwrap();
-    refused_offline(&config, &["/dev/ublkb7"]).await;
-    std::fs::remove_file(&path).unwrap();
-    let clients = config.dir().join("clients.json");
-    let uuid = "00000000-0000-0000-0000-000000000001";
-    let text = format!(
-        r#"{{"version": 1, "clients": [{{"volume": {id}, "client": "{uuid}", "boot": "{uuid}",
-        "attachment": "{uuid}", "label": "far-away", "is_shared": false, "attached_at": 1, "epoch": 1,
-        "is_stepped_back": false}}]}}"#
-    );
-    std::fs::write(&clients, text).unwrap();
-    refused_offline(&config, &["client far-away"]).await;
-    // A damaged list says nothing about the users of volumes.
-    std::fs::write(&clients, "{").unwrap();
-    assert_eq!(crate::removal::remove(&config).await.unwrap_err().kind(), ErrorKind::Corrupt);
-    std::fs::remove_file(&clients).unwrap();
-    crate::removal::remove(&config).await.unwrap();
 }
 
 #[test]
@@ -207,8 +130,7 @@ async fn the_link_of_another_pool_of_the_same_name_is_left() {
     };
     let device = Path::new("/dev").join(name);
     let place = tempfile::tempdir().unwrap();
-    let (config, open) = made(place.path()).await;
-    let mut attachments = attachments(&config, &open);
+    let mut attachments = attachments(place.path(), &TwinVolumes::named(&["db"]));
     attachments.links = place.path().join("links");
     std::fs::create_dir(&attachments.links).unwrap();
     let link = attachments.links.join("db");
@@ -232,35 +154,75 @@ async fn the_link_of_another_pool_of_the_same_name_is_left() {
     assert_eq!(there().as_deref(), Some(own));
     attachments.unlink("db", None);
     assert_eq!(there(), None);
-    drop(attachments);
-    open.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attached_volume_that_is_not_served_is_a_condition() {
     let place = tempfile::tempdir().unwrap();
-    let (config, open) = made(place.path()).await;
-    let volume = open.pool().volume("db").unwrap();
-    note_attached(&config, &volume);
-    let attachments = attachments(&config, &open);
+    note_attached(place.path());
+    let attachments = attachments(place.path(), &TwinVolumes::named(&["db"]));
     let failed = |error: &str| {
         let error = Error::new(ErrorKind::Unsupported, error.to_owned());
-        State::Failed { error, claim: None, is_ours: true }
+        State::Failed { error, reservation: None, is_ours: true }
     };
     {
         // The state if the kernel does not give the device back.
         let mut live = attachments.live.lock().await;
-        live.as_mut().unwrap().get_mut(&volume.id().0).unwrap().state = failed("no driver");
+        live.as_mut().unwrap().get_mut(&VolumeId(1)).unwrap().state = failed("no driver");
     }
     attachments.show().await;
-    let list = open.conditions.list().into_iter();
+    let list = attachments.conditions.list().into_iter();
     let told: Vec<_> =
         list.filter(|condition| condition.kind == ConditionKind::DeviceNotServed).collect();
     assert_eq!((told.len(), &*told[0].subject), (1, "db"));
     assert!(told[0].report.what.contains("no driver"), "{told:?}");
     attachments.live.lock().await.as_mut().unwrap().clear();
     attachments.show().await;
-    assert!(!open.conditions.is_raised(ConditionKind::DeviceNotServed, "db"));
-    drop((volume, attachments));
-    open.close().await.unwrap();
+    assert!(!attachments.conditions.is_raised(ConditionKind::DeviceNotServed, "db"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_a_volume_are_detached_only_by_force() {
+    let place = tempfile::tempdir().unwrap();
+    let volumes = TwinVolumes::named(&["db", "other"]);
+    let attachments = attachments(place.path(), &volumes);
+    assert!(!attachments.has_users());
+    volumes.add_client(VolumeId(1), "far-away");
+    assert!(attachments.has_users());
+    let user = attachments.user_of(VolumeId(1)).await.unwrap();
+    assert_eq!(user.as_deref(), Some("a device of client far-away"));
+    let error = attachments.detach("db", false).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(error.to_string().contains("attached to client far-away"), "{error}");
+    assert_eq!(attachments.detach("db", true).await.unwrap(), "db");
+    assert_eq!(attachments.user_of(VolumeId(1)).await.unwrap(), None);
+    for unattached in ["db", "other", "nothing"] {
+        let error = attachments.detach(unattached, true).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    }
+}
+
+/// Whatever the kernel of this machine supports: the pool was another node's meanwhile, so its device
+/// is removed and not served.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_device_of_a_volume_that_another_node_has_owned_is_not_served_again() {
+    let place = tempfile::tempdir().unwrap();
+    let path = note_attached(place.path());
+    let volumes = TwinVolumes::named(&["db"]);
+    let attachments = attachments(place.path(), &volumes);
+    let mut epochs = Vec::new();
+    let is_ours = SyncMutex::new(&mut epochs);
+    attachments
+        .recover(|epoch| {
+            is_ours.lock().push(epoch);
+            false
+        })
+        .await
+        .unwrap();
+    assert_eq!(epochs, [Epoch(1)], "that in which it was last served");
+    // Where the driver is missing, the attachment stays in the list, with its reservation.
+    let listed = attachments.list().await.unwrap();
+    assert!(listed.iter().all(|one| one.device.is_none() && one.failure.is_some()), "{listed:?}");
+    assert_eq!(volumes.is_reserved(VolumeId(1)), !listed.is_empty());
+    assert_eq!(read(&path).unwrap().len(), listed.len());
 }

@@ -1,7 +1,7 @@
 //! Requests about block devices of this machine.
 
 use super::{AdminPool, convert};
-use crate::attach::Attachments;
+use crate::adapters::devices::Attachments;
 use api::Reply;
 use api::device::DeviceRequest;
 use block::{Error, ErrorKind, Result};
@@ -21,7 +21,7 @@ impl AdminPool {
             }
             DeviceRequest::List {} => {
                 let attachments = all.list().await?.into_iter().map(convert::attachment).collect();
-                let clients = all.clients().into_iter().map(convert::client).collect();
+                let clients = all.volumes().clients().into_iter().map(convert::client).collect();
                 Ok(Reply::Attachments { attachments, clients })
             }
         }

@@ -3,7 +3,7 @@
 use super::{
     OpenPool, hydrate, purge_removed, reload_certificates, run_schedules, watch_ownership,
 };
-use crate::attach::Attachments;
+use crate::adapters::devices::Attachments;
 use crate::glue::exports::PoolExports;
 use crate::handlers::AdminPool;
 use crate::lookout;

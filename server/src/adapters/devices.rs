@@ -1,0 +1,162 @@
+//! The volumes of the open pool as the devices of this machine's kernel need them, and the users of
+//! volumes according to a pool's directory.
+//!
+//! Invariants:
+//! - A device has a reservation of its volume, like a client that attaches over the network.
+//! - Without a daemon, both lists in the directory are asked before a volume counts as free: that of
+//!   devices and that of clients.
+
+use crate::attach;
+use crate::attach::volumes::Volumes;
+use crate::glue::exports::PoolExports;
+use block::{Epoch, Result, VolumeId};
+use control::manifest::NodeDir;
+use engine::claims::{Claim, Claims, ClientInfo};
+use engine::pool::Pool;
+use engine::record::Durability;
+use engine::session::Attachment;
+use engine::volume::Volume;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// The devices of the open pool.
+pub type Attachments = attach::Attachments<PoolVolumes>;
+
+/// The way to free a volume that [`user_in`] names; the command to detach it may follow.
+pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve again with `spindle attach \
+    --cleanup`, or start the daemon and detach it first";
+
+/// The volumes of the open pool, and the reservations on them.
+pub struct PoolVolumes {
+    pool: Arc<Pool>,
+    claims: Arc<Claims>,
+}
+
+/// An open volume of the pool, held as long as this value lives.
+pub struct PoolVolume(Arc<Volume>);
+
+impl PoolVolumes {
+    pub(crate) fn new(pool: Arc<Pool>, claims: Arc<Claims>) -> PoolVolumes {
+        PoolVolumes { pool, claims }
+    }
+
+    /// The reservations of devices and clients.
+    pub(crate) fn claims(&self) -> &Arc<Claims> {
+        &self.claims
+    }
+
+    /// Clients that have volumes attached.
+    pub(crate) fn clients(&self) -> Vec<ClientInfo> {
+        self.claims.list(|volume| self.name_of(VolumeId(volume)))
+    }
+}
+
+impl Volumes for PoolVolumes {
+    type Volume = PoolVolume;
+    type Reservation = Claim;
+    type Exports = PoolExports;
+
+    fn find(&self, id: VolumeId) -> Option<PoolVolume> {
+        self.pool.volumes().into_iter().find(|volume| volume.id() == id).map(PoolVolume)
+    }
+
+    fn find_named(&self, name: &str) -> Option<PoolVolume> {
+        self.pool.volume(name).map(PoolVolume)
+    }
+
+    fn name_of(&self, id: VolumeId) -> String {
+        let records = self.pool.records();
+        let record = records.into_iter().find(|record| record.id == id.0);
+        record.map_or_else(|| format!("number-{}", id.0), |record| record.name)
+    }
+
+    fn reserve(&self, id: VolumeId, name: &str, is_shared: bool) -> Result<Claim> {
+        self.claims.attach(id.0, name, is_shared)
+    }
+
+    async fn end_leftovers(&self, id: VolumeId) -> Result<()> {
+        self.claims.end_leftovers(id.0).await
+    }
+
+    async fn settle(&self, id: VolumeId) -> Result<()> {
+        self.claims.settle(id.0).await
+    }
+
+    fn clients_of(&self, id: VolumeId) -> Vec<String> {
+        self.claims.holders_of(id.0)
+    }
+
+    async fn end_clients(&self, id: VolumeId) -> Result<()> {
+        self.claims.fence(id.0).await.map(drop)
+    }
+
+    fn has_clients(&self) -> bool {
+        !self.clients().is_empty()
+    }
+
+    fn report_clients(&self) {
+        let conditions = self.pool.tier().conditions();
+        self.claims.show_silent(conditions, |volume| self.name_of(VolumeId(volume)));
+    }
+}
+
+impl attach::volumes::Volume for PoolVolume {
+    type Session = Attachment;
+
+    fn id(&self) -> VolumeId {
+        self.0.id()
+    }
+
+    fn name(&self) -> String {
+        self.0.record().name
+    }
+
+    fn is_write_through(&self) -> bool {
+        self.0.record().durability == Durability::Write
+    }
+
+    fn has_lost_writes(&self) -> bool {
+        self.0.record().is_stepped_back
+    }
+
+    fn has_lost_writes_since(&self, epoch: Epoch, had_lost_writes: bool) -> bool {
+        self.0.record().has_stepped_back_since(epoch, had_lost_writes)
+    }
+
+    fn size_changes(&self) -> watch::Receiver<u64> {
+        self.0.size_changes()
+    }
+
+    fn session(&self, is_write_through: bool) -> Arc<Attachment> {
+        Arc::new(Attachment::local(self.0.clone(), is_write_through))
+    }
+}
+
+/// Describes the user of a volume according to directory `dir`; `None` if it is not attached. Without `volume`, any
+/// volume counts. For a process that has the directory while no daemon runs.
+///
+/// # Errors
+/// `Corrupt`: a list is damaged, or of a later version.
+pub(crate) fn user_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<String>> {
+    if let Some(device) = attach::device_in(dir, volume)? {
+        return Ok(Some(device));
+    }
+    let is_meant = |id: u32| volume.is_none_or(|volume| volume.0 == id);
+    let label = engine::claims::label_in(dir, is_meant)?;
+    Ok(label.map(|label| format!("a device of client {label}")))
+}
+
+/// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person. Blocks.
+///
+/// # Errors
+/// `Busy`: a daemon runs, or a process serves some of the devices, for example if `dir` is a copy: those stay.
+pub(crate) fn clean_up(dir: &Path) -> Result<String> {
+    attach::stacked::check(&[dir.to_owned()])?;
+    // Held until the end, so that no daemon starts meanwhile.
+    let _node = NodeDir::open(dir)?;
+    attach::clean_up(dir)
+}
+
+#[cfg(test)]
+mod tests;
