@@ -22,7 +22,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("engine", &["block", "control", "tiering", "wal"]),
     ("api", &["block"]),
     ("cli", &["api", "block"]),
-    ("server", &["api", "block", "cli", "control", "engine", "nbd", "tiering", "ublk", "wal"]),
+    ("devices", &["block", "nbd", "ublk"]),
+    (
+        "server",
+        &["api", "block", "cli", "control", "devices", "engine", "nbd", "tiering", "ublk", "wal"],
+    ),
     ("tests", &[]),
     ("benches", &["block", "engine", "nbd", "server", "tiering", "ublk", "wal"]),
 ];

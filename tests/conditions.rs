@@ -117,7 +117,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "DeviceNotServed",
-        "server/src/attach/tests.rs",
+        "server/devices/src/attachments/tests.rs",
         "an_attached_volume_that_is_not_served_is_a_condition",
     ),
     (

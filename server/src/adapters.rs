@@ -1,3 +1,3 @@
 //! Adapters: implement the interfaces that one package requires with those that another one offers.
 
-pub mod devices;
+pub mod pool_volumes;

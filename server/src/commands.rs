@@ -6,7 +6,6 @@
 //! - A mistake in the arguments or in the configuration is found before anything is asked, and is a
 //!   [`Failure::Usage`].
 
-use crate::attach;
 use crate::config::{self, Config, Override};
 use crate::handlers;
 use crate::offline;
@@ -151,7 +150,7 @@ async fn snapshot_diff(
 }
 
 async fn serve(cli: &Cli, args: &ServeArgs) -> Result<(), Failure> {
-    attach::stacked::check(&Vec::from_iter(args.config_path()))?;
+    devices::stacked::check(&Vec::from_iter(args.config_path()))?;
     let config = load(args.config_path().as_deref(), args.settings())?;
     if config.settings().lock_memory {
         lock_memory()?;
@@ -309,7 +308,7 @@ async fn attach(cli: &Cli, args: &AttachArgs) -> Result<(), Failure> {
     let plan = args.plan().map_err(Failure::Usage)?;
     let request = match &plan {
         AttachPlan::Remote { uri, options } => {
-            attach::remote::check_uri(uri).map_err(Failure::Usage)?;
+            devices::remote::check_uri(uri).map_err(Failure::Usage)?;
             if args.lock_memory {
                 lock_memory()?;
             }
@@ -319,16 +318,16 @@ async fn attach(cli: &Cli, args: &AttachArgs) -> Result<(), Failure> {
                 output::announce(cli.output, &lines);
             };
             let options = handlers::remote_options(uri, options, args.dead_timeout.duration());
-            return Ok(attach::remote::serve(&options, signals.stop(), announce).await?);
+            return Ok(devices::remote::serve(&options, signals.stop(), announce).await?);
         }
         AttachPlan::CleanUpDevice(device) => {
             let device = device.clone();
-            let done = cleaned(move || attach::clean_up_device(&device)).await?;
+            let done = cleaned(move || devices::clean_up_device(&device)).await?;
             return Ok(output::emit(cli.output, &done, print::reply)?);
         }
         AttachPlan::CleanUp => {
             let dir = load_pool(&args.pool)?.dir().to_owned();
-            let done = cleaned(move || crate::adapters::devices::clean_up(&dir)).await?;
+            let done = cleaned(move || crate::adapters::pool_volumes::clean_up(&dir)).await?;
             return Ok(output::emit(cli.output, &done, print::reply)?);
         }
         AttachPlan::List => AttachArgs::list_request(),
@@ -350,8 +349,8 @@ async fn cleaned(work: impl FnOnce() -> Result<String> + Send + 'static) -> Resu
 
 async fn detach(cli: &Cli, args: &DetachArgs) -> Result<(), Failure> {
     if is_uri(&args.target) {
-        attach::remote::check_uri(&args.target).map_err(Failure::Usage)?;
-        let message = attach::remote::detach(&args.target, args.force).await?;
+        devices::remote::check_uri(&args.target).map_err(Failure::Usage)?;
+        let message = devices::remote::detach(&args.target, args.force).await?;
         return Ok(output::emit(cli.output, &Reply::Done { message }, print::reply)?);
     }
     let config = load_pool(&args.pool)?;

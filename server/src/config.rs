@@ -489,7 +489,7 @@ impl Config {
             memory_bytes_max: budget.total_bytes,
             connection_count_max: u64::from(settings.nbd.connection_count_max)
                 + nbd::RESERVED_COUNT as u64,
-            machine_files: vec![crate::attach::FILE],
+            machine_files: vec![devices::FILE],
         }
     }
 

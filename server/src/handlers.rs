@@ -28,7 +28,7 @@ pub(crate) use convert::{
     secret,
 };
 
-use crate::adapters::devices::{self, Attachments};
+use crate::adapters::pool_volumes::{self, Attachments};
 use crate::admin::AdminHandler;
 use crate::glue::exports::PoolExports;
 use api::{Reply, Request};
@@ -158,7 +158,9 @@ impl AdminPool {
     ) -> Result<()> {
         let (user, first) = match &self.attachments {
             Some(attachments) => (attachments.user_of(id).await?, "detach it first"),
-            None => (devices::user_in(open.config.dir(), Some(id))?, devices::FREE_OFFLINE),
+            None => {
+                (pool_volumes::user_in(open.config.dir(), Some(id))?, pool_volumes::FREE_OFFLINE)
+            }
         };
         let Some(user) = user else { return Ok(()) };
         let what = format!(

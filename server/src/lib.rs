@@ -7,7 +7,6 @@
 
 pub mod adapters;
 pub mod admin;
-pub mod attach;
 mod closed_pool;
 mod commands;
 pub mod config;
@@ -16,7 +15,6 @@ pub mod glue;
 pub mod handlers;
 mod lookout;
 mod offline;
-pub(crate) mod planted;
 pub mod process;
 pub mod reader;
 pub mod removal;

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - A look never runs on a thread that serves clients: the disk may be slow to answer.
 
-use crate::adapters::devices::Attachments;
+use crate::adapters::pool_volumes::Attachments;
 use engine::conditions::lookout::Lookout;
 use engine::open_pool::OpenPool;
 use std::sync::Arc;

@@ -6,7 +6,6 @@
 //!   client, 5 the disk of the write log failed.
 //! - An error is printed once, at the end, and says what to do.
 
-use crate::attach;
 use crate::commands::{self, Failure};
 use crate::serve::EXIT_LOG_FAILED;
 use block::{Error, ErrorKind, Result};
@@ -32,7 +31,7 @@ const POLLS_BETWEEN_LOOKS: u32 = 4;
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    if let Some(code) = attach::apart::serve_if_asked() {
+    if let Some(code) = devices::probe_process::serve_if_asked() {
         return code;
     }
     let cli = match cli::output::parse() {

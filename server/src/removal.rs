@@ -9,7 +9,7 @@
 //!   cut short, the remains say that a purge has begun, and the next purge continues.
 //! - Only objects below the folders that spindle itself creates in the pool's prefix are deleted.
 
-use crate::adapters::devices;
+use crate::adapters::pool_volumes;
 use crate::config::Config;
 use crate::serve;
 use block::quantities;
@@ -93,10 +93,10 @@ pub async fn remove(config: &Config) -> Result<PoolRemoved> {
 }
 
 fn check_detached(config: &Config, name: &str) -> Result<()> {
-    let Some(user) = devices::user_in(config.dir(), None)? else { return Ok(()) };
+    let Some(user) = pool_volumes::user_in(config.dir(), None)? else { return Ok(()) };
     let what = format!(
         "remove pool {name}: a volume is attached as {user}; {}: `spindle attach list` shows which",
-        devices::FREE_OFFLINE
+        pool_volumes::FREE_OFFLINE
     );
     Err(Error::new(ErrorKind::Busy, what))
 }

@@ -7,9 +7,8 @@ mod looking;
 pub(crate) use closing::{EXIT_AT_ONCE, EXIT_LOG_FAILED};
 pub(crate) use looking::look;
 
-use crate::adapters::devices::{Attachments, PoolVolumes};
+use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
-use crate::attach;
 use crate::config::Config;
 use crate::glue::exports::PoolExports;
 use crate::handlers::{AdminPool, DaemonParts};
@@ -268,7 +267,7 @@ async fn check_places(config: &Config) -> Result<()> {
         .chain(tls.map(Option::<&_>::cloned))
         .flatten()
         .collect();
-    attach::blocking(move || attach::stacked::check(&places)).await
+    devices::blocking(move || devices::stacked::check(&places)).await
 }
 
 /// Opens the pool for requests of the command line while no daemon has it. Configured volumes are left to the daemon.
@@ -357,7 +356,7 @@ fn open_attachments(
     claims: Arc<Claims>,
     server: Server<PoolExports>,
 ) -> Result<Arc<Attachments>> {
-    let options = attach::Options {
+    let options = devices::Options {
         dir: config.dir().to_owned(),
         pool_name: config.settings().name.clone(),
         server,

@@ -2,7 +2,6 @@
 //!
 //! Invariant: a conversion loses nothing that the other side needs, and decides nothing.
 
-use crate::attach::{self, remote::RemoteOptions};
 use crate::config::options;
 use crate::removal;
 use api::config::{ExampleInfo, OptionInfo};
@@ -11,6 +10,7 @@ use api::key::{KeySlotInfo, NewKey, Secret, SlotKind};
 use api::pool::{FsckInfo, PoolPurged, PoolRemoved, PoolRestored};
 use api::restore::PoolFromCopy;
 use control::keys;
+use devices::remote::RemoteOptions;
 use engine::claims;
 use engine::copies;
 use engine::fsck::PoolReport;
@@ -90,11 +90,11 @@ pub(super) fn key_slots(slots: Vec<(keys::SlotKind, u64)>) -> Vec<KeySlotInfo> {
     slots.map(|(kind, created_at)| KeySlotInfo { kind: slot_kind(kind), created_at }).collect()
 }
 
-pub(super) fn attach_options(options: AttachOptions) -> attach::AttachOptions {
-    attach::AttachOptions {
+pub(super) fn attach_options(options: AttachOptions) -> devices::AttachOptions {
+    devices::AttachOptions {
         driver: match options.driver {
-            Driver::Ublk => attach::Driver::Ublk,
-            Driver::Nbd => attach::Driver::Nbd,
+            Driver::Ublk => devices::Driver::Ublk,
+            Driver::Nbd => devices::Driver::Nbd,
         },
         queue_count: options.queue_count,
         queue_depth: options.queue_depth,
@@ -119,15 +119,15 @@ pub(crate) fn remote_options(
     }
 }
 
-pub(super) fn attachment(info: attach::AttachmentInfo) -> AttachmentInfo {
+pub(super) fn attachment(info: devices::AttachmentInfo) -> AttachmentInfo {
     AttachmentInfo {
         volume: info.volume,
         device: info.device,
         link: info.link,
         options: AttachOptions {
             driver: match info.options.driver {
-                attach::Driver::Ublk => Driver::Ublk,
-                attach::Driver::Nbd => Driver::Nbd,
+                devices::Driver::Ublk => Driver::Ublk,
+                devices::Driver::Nbd => Driver::Nbd,
             },
             queue_count: info.options.queue_count,
             queue_depth: info.options.queue_depth,

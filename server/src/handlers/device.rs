@@ -1,7 +1,7 @@
 //! Requests about block devices of this machine.
 
 use super::{AdminPool, convert};
-use crate::adapters::devices::Attachments;
+use crate::adapters::pool_volumes::Attachments;
 use api::Reply;
 use api::device::DeviceRequest;
 use block::{Error, ErrorKind, Result};

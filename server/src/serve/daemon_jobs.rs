@@ -3,7 +3,7 @@
 use super::{
     OpenPool, hydrate, purge_removed, reload_certificates, run_schedules, watch_ownership,
 };
-use crate::adapters::devices::Attachments;
+use crate::adapters::pool_volumes::Attachments;
 use crate::glue::exports::PoolExports;
 use crate::handlers::AdminPool;
 use crate::lookout;

@@ -1,4 +1,4 @@
-//! The volumes that devices show, as this package needs them: the caller implements these traits.
+//! The volumes that devices show, as this crate needs them: the caller implements these traits.
 //!
 //! Invariants:
 //! - A volume that is reserved for a device stays as it is: it is not removed, made smaller, or given
@@ -8,6 +8,9 @@
 use block::{BlockDevice, Epoch, Result, VolumeId};
 use std::sync::Arc;
 use tokio::sync::watch;
+
+#[cfg(test)]
+pub(crate) mod twin;
 
 /// The volumes of a pool, and the reservations on them.
 pub trait Volumes: Send + Sync + 'static {

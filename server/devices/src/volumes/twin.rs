@@ -1,6 +1,6 @@
 //! Volumes without a pool, for tests: they have names, reservations and clients, and hold zeroes.
 
-use super::volumes::{Volume, Volumes};
+use super::{Volume, Volumes};
 use block::{
     AllocationExtent, BlockDevice, Epoch, Error, ErrorKind, Limits, Result, VolumeId, WriteFlags,
     ZeroFlags,
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 /// The volumes, by id from 1. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct TwinVolumes {
+pub(crate) struct TwinVolumes {
     volumes: BTreeMap<VolumeId, TwinVolume>,
     reserved: Arc<Mutex<BTreeSet<VolumeId>>>,
     /// The volume and the label of each client.
@@ -22,7 +22,7 @@ pub(super) struct TwinVolumes {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct TwinVolume {
+pub(crate) struct TwinVolume {
     id: VolumeId,
     name: String,
     size_bytes: Arc<watch::Sender<u64>>,
@@ -30,7 +30,7 @@ pub(super) struct TwinVolume {
 
 /// Given up when it is dropped.
 #[derive(Debug)]
-pub(super) struct TwinReservation {
+pub(crate) struct TwinReservation {
     volume: VolumeId,
     reserved: Arc<Mutex<BTreeSet<VolumeId>>>,
 }
@@ -42,7 +42,7 @@ impl Drop for TwinReservation {
 }
 
 impl TwinVolumes {
-    pub(super) fn named(names: &[&str]) -> TwinVolumes {
+    pub(crate) fn named(names: &[&str]) -> TwinVolumes {
         let volumes = (1..).map(VolumeId).zip(names).map(|(id, name)| {
             let size_bytes = Arc::new(watch::Sender::new(1 << 20));
             (id, TwinVolume { id, name: (*name).to_owned(), size_bytes })
@@ -51,12 +51,12 @@ impl TwinVolumes {
     }
 
     /// Attaches a volume to a client.
-    pub(super) fn add_client(&self, volume: VolumeId, label: &str) {
+    pub(crate) fn add_client(&self, volume: VolumeId, label: &str) {
         self.clients.lock().push((volume, label.to_owned()));
     }
 
     /// Reports whether a device has a volume reserved.
-    pub(super) fn is_reserved(&self, volume: VolumeId) -> bool {
+    pub(crate) fn is_reserved(&self, volume: VolumeId) -> bool {
         self.reserved.lock().contains(&volume)
     }
 }

@@ -8,7 +8,7 @@
 //! that a file system does not report to the kernel are not found: those of ZFS, and the lower file
 //! systems of FUSE and overlay.
 
-use super::kernel;
+use crate::kernel;
 use block::{Error, ErrorKind, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

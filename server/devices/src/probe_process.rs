@@ -7,6 +7,7 @@
 //! successor cannot start, because the directory stays locked. A process that does nothing else
 //! holds nothing that others wait for, and it ends when the device is served again.
 
+use crate::planted::planted;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -33,8 +34,8 @@ const LOOK_MAX: Duration = Duration::from_millis(10);
 ///
 /// # Errors
 /// Errors opening it; `TimedOut`: it does not answer.
-pub(super) fn is_free(path: &Path) -> std::io::Result<bool> {
-    if crate::planted::planted().opens_own_device {
+pub(crate) fn is_free(path: &Path) -> std::io::Result<bool> {
+    if planted().opens_own_device {
         return open_alone(path);
     }
     let (status, said) = run(&[IS_FREE.into(), path.into()])?;
@@ -50,7 +51,7 @@ pub(super) fn is_free(path: &Path) -> std::io::Result<bool> {
 ///
 /// # Errors
 /// Errors writing it.
-pub(super) fn set_attribute(path: &Path, value: &str) -> std::io::Result<()> {
+pub(crate) fn set_attribute(path: &Path, value: &str) -> std::io::Result<()> {
     let (status, said) = match run(&[SET.into(), path.into(), value.into()]) {
         Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(()),
         written => written?,

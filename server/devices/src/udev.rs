@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const DEVICES: &str = "/run/spindle/devices";
 
 /// Records the link of a device, and makes the kernel announce the device again.
-pub(super) fn tell(link: &Path, device: &Path) {
+pub(crate) fn tell(link: &Path, device: &Path) {
     let (Some(name), Ok(link)) = (device.file_name(), link.strip_prefix("/dev")) else { return };
     let told = std::fs::create_dir_all(DEVICES).and_then(|()| {
         let text = format!("SPINDLE_LINK={}\n", link.display());
@@ -29,7 +29,7 @@ pub(super) fn tell(link: &Path, device: &Path) {
 }
 
 /// Reports whether a device exists and no other link is recorded for it.
-pub(super) fn is_of(link: &Path, device: &Path) -> bool {
+pub(crate) fn is_of(link: &Path, device: &Path) -> bool {
     let Some(name) = device.file_name() else { return false };
     let system = Path::new("/sys/block").join(name);
     // The nbd driver keeps devices that are not connected.
@@ -47,14 +47,14 @@ fn told(file: &Path) -> Option<PathBuf> {
 }
 
 /// Device that a link leads to. The links that udev makes are relative to their own directory.
-pub(super) fn device_of(link: &Path) -> Option<PathBuf> {
+pub(crate) fn device_of(link: &Path) -> Option<PathBuf> {
     let device = std::fs::read_link(link).ok()?;
     Some(Path::new("/dev").join(device.file_name()?))
 }
 
 /// Removes the link of a device that goes or has gone. It would lead nowhere, or to another
 /// program's device that gets the same number.
-pub(super) fn gone(device: &Path) {
+pub(crate) fn gone(device: &Path) {
     let Some(name) = device.file_name() else { return };
     let file = Path::new(DEVICES).join(name);
     if let Some(link) = told(&file)
@@ -67,7 +67,7 @@ pub(super) fn gone(device: &Path) {
 
 /// Removes the records of a link that is about to go. With udev it may have gone already, together
 /// with its device. The record of device `but` stays.
-pub(super) fn forget(link: &Path, but: Option<&Path>) {
+pub(crate) fn forget(link: &Path, but: Option<&Path>) {
     let files = std::fs::read_dir(DEVICES).into_iter().flatten().flatten();
     let is_meant = |file: &PathBuf| {
         told(file).as_deref() == Some(link) && file.file_name() != but.and_then(Path::file_name)

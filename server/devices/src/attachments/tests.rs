@@ -1,7 +1,7 @@
 //! Tests of the list of devices that need no kernel support.
 
 use super::*;
-use crate::attach::volumes_twin::TwinVolumes;
+use crate::volumes::twin::TwinVolumes;
 use nbd::ServerOptions;
 
 fn attachments(dir: &Path, volumes: &TwinVolumes) -> Attachments<TwinVolumes> {

@@ -6,11 +6,10 @@
 //! - Without a daemon, both lists in the directory are asked before a volume counts as free: that of
 //!   devices and that of clients.
 
-use crate::attach;
-use crate::attach::volumes::Volumes;
 use crate::glue::exports::PoolExports;
 use block::{Epoch, Result, VolumeId};
 use control::manifest::NodeDir;
+use devices::Volumes;
 use engine::claims::{Claim, Claims, ClientInfo};
 use engine::pool::Pool;
 use engine::record::Durability;
@@ -21,7 +20,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 /// The devices of the open pool.
-pub type Attachments = attach::Attachments<PoolVolumes>;
+pub type Attachments = devices::Attachments<PoolVolumes>;
 
 /// The way to free a volume that [`user_in`] names; the command to detach it may follow.
 pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve again with `spindle attach \
@@ -101,7 +100,7 @@ impl Volumes for PoolVolumes {
     }
 }
 
-impl attach::volumes::Volume for PoolVolume {
+impl devices::Volume for PoolVolume {
     type Session = Attachment;
 
     fn id(&self) -> VolumeId {
@@ -139,7 +138,7 @@ impl attach::volumes::Volume for PoolVolume {
 /// # Errors
 /// `Corrupt`: a list is damaged, or of a later version.
 pub(crate) fn user_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<String>> {
-    if let Some(device) = attach::device_in(dir, volume)? {
+    if let Some(device) = devices::device_in(dir, volume)? {
         return Ok(Some(device));
     }
     let is_meant = |id: u32| volume.is_none_or(|volume| volume.0 == id);
@@ -152,10 +151,10 @@ pub(crate) fn user_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<Str
 /// # Errors
 /// `Busy`: a daemon runs, or a process serves some of the devices, for example if `dir` is a copy: those stay.
 pub(crate) fn clean_up(dir: &Path) -> Result<String> {
-    attach::stacked::check(&[dir.to_owned()])?;
+    devices::stacked::check(&[dir.to_owned()])?;
     // Held until the end, so that no daemon starts meanwhile.
     let _node = NodeDir::open(dir)?;
-    attach::clean_up(dir)
+    devices::clean_up(dir)
 }
 
 #[cfg(test)]

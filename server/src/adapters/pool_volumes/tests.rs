@@ -40,7 +40,7 @@ fn attachments(config: &Config, open: &OpenPool) -> Attachments {
     let epoch = open.ownership.epoch();
     let claims = Arc::new(Claims::open(config.dir(), epoch, Epoch(0), |_, _, _| true).unwrap());
     let exports = Arc::new(PoolExports::new(open.pool.clone(), claims.clone()));
-    let options = attach::Options {
+    let options = devices::Options {
         dir: config.dir().to_owned(),
         pool_name: "main".to_owned(),
         server: Server::new(exports, ServerOptions::default()).unwrap(),
@@ -53,7 +53,7 @@ fn attachments(config: &Config, open: &OpenPool) -> Attachments {
 
 /// Leaves the state of a daemon that was killed while the volume is attached.
 fn note_attached(config: &Config, id: VolumeId) -> PathBuf {
-    let path = config.dir().join(attach::FILE);
+    let path = config.dir().join(devices::FILE);
     let text = format!(
         r#"{{"version": 1, "attachments": [{{"volume": {}, "number": 7, "cookie": 9, "epoch": 1, "options":
         {{"queue_count": 1, "queue_depth": 64, "logical_block_bytes": 512, "is_shared": false}}}}]}}"#,

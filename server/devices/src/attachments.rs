@@ -9,14 +9,15 @@
 //! - The list does not change after the devices are given up at a stop: it then belongs to the next daemon.
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
+use crate::kernel::{self, Device, IO_BYTES_MAX, Parts};
 use crate::planted::planted;
+use crate::record::{AttachOptions, Driver, FILE, Record, read, write};
+use crate::volumes::{Volume, Volumes};
 use block::conditions::Report;
 use block::env::random_bytes;
 use block::{ConditionKind, Conditions, Epoch, Error, ErrorKind, Result, VolumeId};
-use kernel::{Device, IO_BYTES_MAX, Parts};
 use nbd::Server;
 use parking_lot::Mutex as SyncMutex;
-use record::{Record, read, write};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,25 +25,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
-use volumes::{Volume, Volumes};
 
-pub mod apart;
 mod clients;
-mod kernel;
 mod links;
-mod record;
 mod recovery;
-pub mod remote;
-pub mod stacked;
-mod udev;
-pub mod volumes;
-#[cfg(test)]
-mod volumes_twin;
-
-pub use record::{AttachOptions, Driver, FILE};
 
 /// Directory of the links to devices. Source: udev rules of disks also put their links below `/dev`.
-const LINKS: &str = "/dev/spindle";
+pub(crate) const LINKS: &str = "/dev/spindle";
 /// Devices that come back, or end, at the same time. Chosen by hand: each takes one of the threads that reads in flight
 /// need, too.
 const AT_ONCE_MAX: usize = 8;

@@ -1,8 +1,8 @@
 //! A device of the kernel, with either driver. Everything here blocks.
 
-use super::apart;
-use super::record::{AttachOptions, Driver, Record};
-use super::udev;
+use crate::planted::planted;
+use crate::record::{AttachOptions, Driver, Record};
+use crate::{probe_process, remote, udev};
 use block::{BlockDevice, Error, ErrorKind, Result};
 use nbd::handshake::Handshake;
 use nbd::kernel::{Siblings, Stop};
@@ -20,7 +20,7 @@ use uuid::Uuid;
 const LOCKS: &str = "/run/spindle";
 /// Largest payload of a request to a ublk device. Chosen by hand: the kernel splits larger ones at
 /// no extra cost.
-pub(super) const IO_BYTES_MAX: u32 = 512 << 10;
+pub(crate) const IO_BYTES_MAX: u32 = 512 << 10;
 
 /// Longest wait for programs that have a device open just for a moment. Chosen by hand: udev looks
 /// at a device whenever a writer has closed it.
@@ -37,19 +37,19 @@ const IDLE: Duration = Duration::from_millis(100);
 const FORCE_GRACE: Duration = Duration::from_secs(5);
 
 /// Parts of a device besides its record.
-pub(super) struct Parts<E: Exports> {
+pub(crate) struct Parts<E: Exports> {
     /// The volume that it shows.
-    pub(super) shown: Arc<E::Device>,
+    pub(crate) shown: Arc<E::Device>,
     /// Name of the volume.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Serves connections of the nbd driver.
-    pub(super) server: Server<E>,
+    pub(crate) server: Server<E>,
     /// Payloads of ublk queues.
-    pub(super) memory: Arc<ublk::Memory>,
+    pub(crate) memory: Arc<ublk::Memory>,
 }
 
 /// A device that this process serves.
-pub(super) enum Device {
+pub(crate) enum Device {
     Ublk(Box<ublk::Device>),
     /// With the lock that shows that a process serves it.
     Nbd(
@@ -61,22 +61,22 @@ pub(super) enum Device {
 
 /// Counters of a device since this daemon serves it, or, with the nbd driver, since it was made.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Statistics {
-    pub(super) read_count: u64,
-    pub(super) write_count: u64,
-    pub(super) flush_count: u64,
-    pub(super) discard_count: u64,
-    pub(super) read_bytes: u64,
-    pub(super) written_bytes: u64,
+pub(crate) struct Statistics {
+    pub(crate) read_count: u64,
+    pub(crate) write_count: u64,
+    pub(crate) flush_count: u64,
+    pub(crate) discard_count: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) written_bytes: u64,
     /// Since this daemon serves it.
-    pub(super) failure_count: u64,
+    pub(crate) failure_count: u64,
 }
 
 /// Checks that this machine supports such devices.
 ///
 /// # Errors
 /// `Unsupported` or `Denied`, naming what is missing.
-pub(super) fn check(driver: Driver) -> Result<()> {
+pub(crate) fn check(driver: Driver) -> Result<()> {
     match driver {
         Driver::Ublk => ublk::check().map_err(|error| match error.kind() {
             ErrorKind::Unsupported => error.context("a kernel that has nbd can do with `--nbd`"),
@@ -87,7 +87,7 @@ pub(super) fn check(driver: Driver) -> Result<()> {
 }
 
 /// Reports whether the kernel has the device of a record.
-pub(super) fn is_there(record: &Record) -> Result<bool> {
+pub(crate) fn is_there(record: &Record) -> Result<bool> {
     let found = match record.options.driver {
         Driver::Ublk => ublk::find(record.cookie)?,
         Driver::Nbd => nbd::kernel::find(&identifier(record.cookie))?,
@@ -100,7 +100,7 @@ pub(super) fn is_there(record: &Record) -> Result<bool> {
 ///
 /// # Errors
 /// `Busy`: a process serves it, for example because `attachments.json` was copied from elsewhere.
-pub(super) fn delete(record: &Record) -> Result<Option<PathBuf>> {
+pub(crate) fn delete(record: &Record) -> Result<Option<PathBuf>> {
     let deleted = delete_unserved(record)?;
     deleted.iter().for_each(|path| udev::gone(path));
     Ok(deleted)
@@ -135,7 +135,7 @@ fn delete_unserved(record: &Record) -> Result<Option<PathBuf>> {
 /// # Errors
 /// `Invalid`: it is not the path of a device. `Busy`: a process serves it, or it is in use and its
 /// server cannot be determined.
-pub(super) fn delete_any(path: &str) -> Result<()> {
+pub(crate) fn delete_any(path: &str) -> Result<()> {
     delete_any_unserved(path)?;
     udev::gone(Path::new(path));
     Ok(())
@@ -172,7 +172,7 @@ fn delete_any_unserved(path: &str) -> Result<()> {
 
 /// Reports whether a device belongs to one of spindle's drivers and its requests wait because no
 /// process serves it. False if that cannot be determined.
-pub(super) fn is_waiting(path: &Path) -> bool {
+pub(crate) fn is_waiting(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
     let number = |prefix: &str| name.strip_prefix(prefix)?.parse::<u32>().ok();
     if let Some(number) = number("ublkb") {
@@ -186,7 +186,7 @@ pub(super) fn is_waiting(path: &Path) -> bool {
 }
 
 /// Takes the lock of a device of the nbd driver, which its serving process would hold.
-pub(super) fn lock_unserved(path: &Path, identifier: &str) -> Result<File> {
+pub(crate) fn lock_unserved(path: &Path, identifier: &str) -> Result<File> {
     lock(&lock_name(identifier)).map_err(|error| match error.kind() {
         ErrorKind::Busy => {
             let what = format!("clean up {}: a process serves it; detach it there", path.display());
@@ -197,7 +197,7 @@ pub(super) fn lock_unserved(path: &Path, identifier: &str) -> Result<File> {
 }
 
 /// Path of the block device with a number.
-pub(super) fn path_of(driver: Driver, number: u32) -> PathBuf {
+pub(crate) fn path_of(driver: Driver, number: u32) -> PathBuf {
     match driver {
         Driver::Ublk => PathBuf::from(format!("/dev/ublkb{number}")),
         Driver::Nbd => nbd::kernel::block_path(number),
@@ -206,7 +206,7 @@ pub(super) fn path_of(driver: Driver, number: u32) -> PathBuf {
 
 impl Device {
     /// Adds the device of a record. Calls `note` with its number as soon as there is one.
-    pub(super) fn add<E: Exports>(
+    pub(crate) fn add<E: Exports>(
         parts: &Parts<E>,
         record: &Record,
         note: impl FnOnce(u32) -> Result<()>,
@@ -231,7 +231,7 @@ impl Device {
     }
 
     /// Takes over the device that an earlier process left for a record; `None` if there is none.
-    pub(super) fn recover<E: Exports>(parts: &Parts<E>, record: &Record) -> Result<Option<Device>> {
+    pub(crate) fn recover<E: Exports>(parts: &Parts<E>, record: &Record) -> Result<Option<Device>> {
         match record.options.driver {
             Driver::Ublk => {
                 let options = ublk_options(parts, record);
@@ -252,7 +252,7 @@ impl Device {
         }
     }
 
-    pub(super) fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         match self {
             Device::Ublk(device) => device.number(),
             Device::Nbd(device, ..) => device.number(),
@@ -260,14 +260,14 @@ impl Device {
     }
 
     /// Number of queues (ublk) or connections (nbd).
-    pub(super) fn queue_count(&self) -> u16 {
+    pub(crate) fn queue_count(&self) -> u16 {
         match self {
             Device::Ublk(device) => device.queue_count(),
             Device::Nbd(device, ..) => device.connection_count(),
         }
     }
 
-    pub(super) fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         match self {
             Device::Ublk(device) => device.path(),
             Device::Nbd(device, ..) => device.path(),
@@ -275,7 +275,7 @@ impl Device {
     }
 
     /// Reason why requests no longer reach this process although the device was not detached.
-    pub(super) fn failure(&mut self) -> Option<Error> {
+    pub(crate) fn failure(&mut self) -> Option<Error> {
         let is_gone = match self {
             Device::Ublk(device) => device.is_gone(),
             Device::Nbd(device, ..) => device.is_gone(),
@@ -289,7 +289,7 @@ impl Device {
         })
     }
 
-    pub(super) fn statistics(&self) -> Statistics {
+    pub(crate) fn statistics(&self) -> Statistics {
         match self {
             Device::Ublk(device) => {
                 let ublk::Statistics {
@@ -333,7 +333,7 @@ impl Device {
         }
     }
 
-    pub(super) fn resize(&mut self, size_bytes: u64) -> Result<()> {
+    pub(crate) fn resize(&mut self, size_bytes: u64) -> Result<()> {
         match self {
             Device::Ublk(device) => device.resize(size_bytes),
             Device::Nbd(device, ..) => device.resize(size_bytes),
@@ -342,14 +342,14 @@ impl Device {
 
     /// Reports whether the kernel has applied a new size, in bytes. The nbd driver applies it once
     /// it is idle for a moment.
-    pub(super) fn has_size(&self, size_bytes: u64) -> bool {
+    pub(crate) fn has_size(&self, size_bytes: u64) -> bool {
         match self {
             Device::Ublk(_) => true, // its command has returned
             Device::Nbd(device, ..) => device.has_size(size_bytes),
         }
     }
 
-    pub(super) fn leave(self, grace: Duration) {
+    pub(crate) fn leave(self, grace: Duration) {
         match self {
             Device::Ublk(device) => device.leave(grace),
             Device::Nbd(device, ..) => device.leave(grace),
@@ -358,7 +358,7 @@ impl Device {
 
     /// Removes the device from the kernel. With `is_forced`, requests that are not answered soon
     /// fail.
-    pub(super) fn remove(mut self, is_forced: bool) -> Result<()> {
+    pub(crate) fn remove(mut self, is_forced: bool) -> Result<()> {
         let is_ours = match &mut self {
             Device::Ublk(device) => device.is_ours().unwrap_or(false),
             Device::Nbd(device, ..) => !device.is_gone(),
@@ -380,9 +380,9 @@ impl Device {
 ///
 /// # Errors
 /// `Busy`; errors opening it.
-pub(super) fn check_unused(what: &str, path: &Path) -> Result<()> {
+pub(crate) fn check_unused(what: &str, path: &Path) -> Result<()> {
     check_users(what, path)?;
-    if crate::planted::planted().detached_at_once {
+    if planted().detached_at_once {
         return Ok(());
     }
     if !comes_to_rest(path) {
@@ -421,8 +421,8 @@ fn check_users(what: &str, path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// Errors opening it.
-pub(super) fn is_in_use(path: &Path) -> Result<bool> {
-    let is_free = apart::is_free(path).map_err(|error| {
+pub(crate) fn is_in_use(path: &Path) -> Result<bool> {
+    let is_free = probe_process::is_free(path).map_err(|error| {
         let what = format!("look whether {} is in use", path.display());
         let kind = match error.kind() {
             std::io::ErrorKind::TimedOut => ErrorKind::Unavailable,
@@ -562,7 +562,7 @@ fn nbd_options<E: Exports>(parts: &Parts<E>, record: &Record) -> nbd::kernel::De
         transmission_flags: Handshake::new(TlsMode::Off, false).transmission_flags(&limits),
         connection_count: record.options.queue_count,
         dead_timeout: Duration::from_secs(record.options.dead_timeout_seconds),
-        set_attribute: apart::set_attribute,
+        set_attribute: probe_process::set_attribute,
     }
 }
 
@@ -620,7 +620,7 @@ fn lock_of(record: &Record) -> Result<Option<File>> {
 /// Name of the lock of a device, by its identifier. Devices for volumes of other machines are
 /// locked by URI, before there is a device.
 fn lock_name(identifier: &str) -> String {
-    let remote = identifier.strip_prefix(super::remote::IDENTIFIER).and_then(|rest| {
+    let remote = identifier.strip_prefix(remote::IDENTIFIER).and_then(|rest| {
         let (uri, _attachment) = rest.trim_start().rsplit_once(' ')?;
         Some(uri.to_owned())
     });
@@ -632,7 +632,7 @@ fn lock_name(identifier: &str) -> String {
 ///
 /// # Errors
 /// `Busy`: another process holds it. Errors of the file.
-pub(super) fn lock(name: &str) -> Result<File> {
+pub(crate) fn lock(name: &str) -> Result<File> {
     let path = lock_path(name);
     let failed =
         |error| Error::with_source(ErrorKind::Io, format!("lock {}", path.display()), error);
@@ -680,13 +680,13 @@ fn has_lock(locks: &str, process: i32, (major, minor): (u32, u32), inode: u64) -
 }
 
 /// Process that holds a lock.
-pub(super) fn holder_of(name: &str) -> Option<rustix::process::Pid> {
+pub(crate) fn holder_of(name: &str) -> Option<rustix::process::Pid> {
     let text = std::fs::read_to_string(lock_path(name)).ok()?;
     rustix::process::Pid::from_raw(text.parse().ok()?)
 }
 
 /// Path of the lock of a device.
-pub(super) fn lock_path(name: &str) -> PathBuf {
+pub(crate) fn lock_path(name: &str) -> PathBuf {
     let name = Uuid::new_v5(&Uuid::NAMESPACE_URL, name.as_bytes());
     Path::new(LOCKS).join(format!("device-{}.lock", name.simple()))
 }

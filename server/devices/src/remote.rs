@@ -16,8 +16,9 @@
 //! - A server that has ended the attachment ends the device: its users get errors, and never see
 //!   later writes of others.
 
-use crate::attach::kernel::{check_unused, holder_of, lock, lock_path};
-use crate::attach::{LINKS, blocking, udev};
+use crate::attachments::{LINKS, blocking};
+use crate::kernel::{check_unused, holder_of, lock, lock_path};
+use crate::{probe_process, udev};
 use block::env::{boot_id, random_bytes};
 use block::{Error, ErrorKind, Result};
 use nbd::client::{self, Reached, Target};
@@ -34,7 +35,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 /// Start of the kernel's identifier of such a device, followed by the URI and the attachment.
-pub(super) const IDENTIFIER: &str = "spindle-remote";
+pub(crate) const IDENTIFIER: &str = "spindle-remote";
 /// Buffer of a relay for each direction. Chosen by hand: a large request.
 const RELAY_BYTES: usize = 256 << 10;
 /// Time for relays to end at an orderly stop. Requests in flight are sent again later.
@@ -352,7 +353,7 @@ fn backend_of(
         // be told in time.
         connection_count: 1,
         dead_timeout: options.dead_timeout,
-        set_attribute: super::apart::set_attribute,
+        set_attribute: probe_process::set_attribute,
     };
     let backend = Backend {
         target: target.clone(),

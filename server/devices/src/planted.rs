@@ -1,5 +1,4 @@
-//! Bugs planted in the daemon on purpose, so that the crash tester can show that it notices them.
-//! The write log has its own (package `wal`).
+//! Bugs planted in this crate on purpose, so that tests can show that they notice them.
 //!
 //! Invariants:
 //! - Without the feature `planted` every switch is off, and the binary contains none of their
@@ -25,7 +24,7 @@ pub(crate) struct Planted {
 pub(crate) fn planted() -> Planted {
     static PLANTED: std::sync::OnceLock<Planted> = std::sync::OnceLock::new();
     *PLANTED.get_or_init(|| {
-        let names: &'static str = std::env::var("SPINDLE_PLANTED").unwrap_or_default().leak();
+        let names = std::env::var("SPINDLE_PLANTED").unwrap_or_default();
         let has = |name: &str| names.split(',').any(|one| one == name);
         Planted {
             detached_at_once: has("detached-at-once"),

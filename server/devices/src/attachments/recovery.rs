@@ -5,10 +5,10 @@
 //!   the state that the device's users have seen.
 //! - A failed attachment stays in the list, and keeps its reservation of the volume.
 
-use super::kernel::{self, Device};
-use super::volumes::{Volume as _, Volumes};
 use super::{AT_ONCE_MAX, AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
 use super::{LiveList, blocking, changeable};
+use crate::kernel::{self, Device};
+use crate::volumes::{Volume as _, Volumes};
 use block::env::random_bytes;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use futures::{StreamExt, stream};

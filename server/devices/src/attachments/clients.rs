@@ -1,7 +1,7 @@
 //! Clients that have volumes attached, as seen by commands about devices.
 
-use super::volumes::{Volume as _, Volumes};
 use super::{Attachments, changeable};
+use crate::volumes::{Volume as _, Volumes};
 use block::{Error, ErrorKind, Result, VolumeId};
 
 impl<V: Volumes> Attachments<V> {

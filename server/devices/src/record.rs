@@ -61,23 +61,23 @@ fn is_zero(number: &u64) -> bool {
 /// One attached volume in `attachments.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Record {
-    pub(super) volume: u32,
+pub(crate) struct Record {
+    pub(crate) volume: u32,
     /// The kernel's number of the device; absent until it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) number: Option<u32>,
+    pub(crate) number: Option<u32>,
     /// Number that the kernel keeps with the device, to recognize it later.
-    pub(super) cookie: u64,
+    pub(crate) cookie: u64,
     /// Newest epoch of the pool in which this process or an earlier one served the device.
-    pub(super) epoch: u64,
+    pub(crate) epoch: u64,
     /// The volume had stepped back before the device was made, so its users have not seen any other
     /// state.
     #[serde(default)]
-    pub(super) is_stepped_back: bool,
+    pub(crate) is_stepped_back: bool,
     /// The kernel was told that the device has no volatile cache, and never flushes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(super) is_write_through: bool,
-    pub(super) options: AttachOptions,
+    pub(crate) is_write_through: bool,
+    pub(crate) options: AttachOptions,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -87,7 +87,7 @@ struct Document {
     attachments: Vec<Record>,
 }
 
-pub(super) fn read(path: &Path) -> Result<Vec<Record>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<Record>> {
     let damaged = |why: String| {
         let what = format!(
             "read {}: {why}. It says which devices of the kernel belong to this pool, and holds no data of \
@@ -110,7 +110,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Record>> {
     Ok(document.attachments)
 }
 
-pub(super) fn write(path: &Path, attachments: Vec<Record>) -> Result<()> {
+pub(crate) fn write(path: &Path, attachments: Vec<Record>) -> Result<()> {
     let document = Document { version: VERSION, attachments };
     let mut bytes = serde_json::to_vec_pretty(&document)
         .map_err(|error| Error::with_source(ErrorKind::Io, "encode attachments", error))?;

@@ -2,8 +2,9 @@
 //!
 //! Invariant: a link that leads to a device of another pool is neither replaced nor removed.
 
-use super::volumes::Volumes;
-use super::{Attachments, udev};
+use super::Attachments;
+use crate::udev;
+use crate::volumes::Volumes;
 use block::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,36 @@
+//! Kernel devices: volumes as block devices of this machine, over its ublk or its nbd driver.
+//!
+//! This crate owns the list of devices, their return after a restart, their removal, and the links
+//! with stable names that lead to them. It sees volumes only through the traits [`Volumes`] and
+//! [`Volume`]: it does not know where data lies, who else may write to a volume, who owns the pool,
+//! or how an administrator asks for a device.
+//!
+//! Invariants:
+//! - A device outlives the process that serves it, and continues with the next one.
+//! - A process that serves devices never waits for one of them: such a wait would keep it from
+//!   ending, and its successor from starting.
+//!
+//! ```text
+//! attachments    the devices of a pool: attach, detach, recover      volumes  what devices need
+//! remote         the device of a volume of another machine           record   attachments.json
+//! kernel         one device, with either driver                      udev     announces links
+//! probe_process  operations on devices, in a process of their own
+//! stacked        paths on devices that no daemon serves
+//! planted        deliberate failures, for tests
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod attachments;
+mod kernel;
+mod planted;
+pub mod probe_process;
+mod record;
+pub mod remote;
+pub mod stacked;
+mod udev;
+pub mod volumes;
+
+pub use attachments::{AttachmentInfo, Attachments, Options};
+pub use attachments::{blocking, clean_up, clean_up_device, device_in};
+pub use record::{AttachOptions, Driver, FILE};
+pub use volumes::{Volume, Volumes};
