@@ -9,10 +9,11 @@
 //! - The list does not change after the devices are given up at a stop: it then belongs to the next daemon.
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
-use crate::kernel::{self, Device, IO_BYTES_MAX, Parts};
+use crate::device::{self, Device, IO_BYTES_MAX, Parts};
 use crate::planted::planted;
 use crate::record::{AttachOptions, Driver, FILE, Record, read, write};
 use crate::volumes::{Volume, Volumes};
+use crate::{in_use, unserved};
 use block::conditions::Report;
 use block::env::random_bytes;
 use block::{ConditionKind, Conditions, Epoch, Error, ErrorKind, Result, VolumeId};
@@ -257,7 +258,7 @@ impl<V: Volumes> Attachments<V> {
         }
         let options = self.with_queues(live, options)?;
         self.check_link(name)?;
-        blocking(move || kernel::check(options.driver)).await?;
+        blocking(move || device::check(options.driver)).await?;
         self.volumes.end_leftovers(id).await?; // a closed connection must not block it
         let reservation = self.volumes.reserve(id, name, options.is_shared)?;
         self.volumes.settle(id).await?;
@@ -291,7 +292,7 @@ impl<V: Volumes> Attachments<V> {
             Err(error) => {
                 let mut error = error.context(format!("attach volume {name}"));
                 let asked = record.clone();
-                if blocking(move || kernel::is_there(&asked)).await.unwrap_or(true) {
+                if blocking(move || device::is_there(&asked)).await.unwrap_or(true) {
                     // The driver still has it, so it must be found again.
                     error = error.context(
                         "half a device stays; attach the volume again, or give it up with `spindle detach --force`",
@@ -436,7 +437,7 @@ impl<V: Volumes> Attachments<V> {
                         return Err(Error::new(ErrorKind::Busy, what));
                     };
                     let what = format!("detach volume {asked}");
-                    if !is_forced && let Err(error) = kernel::check_unused(&what, &device.path()) {
+                    if !is_forced && let Err(error) = in_use::check_unused(&what, &device.path()) {
                         *slot = Some(device);
                         return Err(error);
                     }
@@ -474,7 +475,7 @@ impl<V: Volumes> Attachments<V> {
             State::Failed { .. } => self.remove_from_kernel(&attached.record).await?,
         }
         let Record { number, options, .. } = attached.record;
-        let device = number.map(|number| kernel::path_of(options.driver, number));
+        let device = number.map(|number| device::path_of(options.driver, number));
         self.unlink(&name, device.as_deref());
         let gone = live.remove(&id).expect("found above");
         if let Err(error) = self.write(live) {
@@ -575,7 +576,7 @@ impl<V: Volumes> Attachments<V> {
 
     async fn remove_from_kernel(&self, record: &Record) -> Result<()> {
         let record = record.clone();
-        blocking(move || kernel::delete(&record).map(drop)).await
+        blocking(move || unserved::delete(&record).map(drop)).await
     }
 
     fn name_of(&self, id: VolumeId) -> String {
@@ -587,7 +588,7 @@ impl<V: Volumes> Attachments<V> {
         let is_it = |(id, attached): (&VolumeId, &Live<V::Reservation>)| {
             let name = self.name_of(*id);
             let Record { number, options, .. } = attached.record;
-            let device = number.map(|number| kernel::path_of(options.driver, number));
+            let device = number.map(|number| device::path_of(options.driver, number));
             target == name || path == self.links.join(name) || Some(path) == device.as_deref()
         };
         let found = live.iter().find(|(id, attached)| is_it((id, attached)));
@@ -625,7 +626,7 @@ impl<V: Volumes> Attachments<V> {
                     let Some(device) = &mut *slot else { return Ok(None) };
                     let failure = device.failure();
                     let is_in_use = match failure {
-                        None if looks => kernel::is_in_use(&device.path()).unwrap_or(true),
+                        None if looks => in_use::is_in_use(&device.path()).unwrap_or(true),
                         _ => false,
                     };
                     Ok(Some((device.path(), failure, is_in_use, device.statistics())))
@@ -725,65 +726,6 @@ pub async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| Error::with_source(ErrorKind::Io, "work on a device", error))?
-}
-
-/// Describes the device of a volume according to directory `dir`; `None` if it has none. Without `volume`, any volume
-/// counts. For a process that has the directory while no daemon runs.
-///
-/// # Errors
-/// `Corrupt`: the list is damaged, or of a later version.
-pub fn device_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<String>> {
-    let records = read(&dir.join(FILE))?;
-    let is_meant = |record: &&Record| volume.is_none_or(|volume| volume.0 == record.volume);
-    let Some(record) = records.iter().find(is_meant) else { return Ok(None) };
-    let device = record.number.map(|number| kernel::path_of(record.options.driver, number));
-    let device = device.unwrap_or_else(|| "a device".into());
-    Ok(Some(format!("{}, which waits for the daemon", device.display())))
-}
-
-/// Removes the device at a path from the kernel, whichever process made it. Returns a message for a person. Blocks.
-///
-/// # Errors
-/// `Busy`: a process serves it. `Invalid`: it is no such device.
-pub fn clean_up_device(device: &str) -> Result<String> {
-    kernel::delete_any(device)?;
-    Ok(format!("{device} is removed"))
-}
-
-/// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person. Blocks. The caller
-/// holds the directory, so that no daemon starts meanwhile.
-///
-/// # Errors
-/// `Busy`: a process serves some of the devices, for example if `dir` is a copy: those stay.
-pub fn clean_up(dir: &Path) -> Result<String> {
-    clean_up_list(&dir.join(FILE), kernel::delete)
-}
-
-fn clean_up_list(
-    path: &Path,
-    delete: impl Fn(&Record) -> Result<Option<PathBuf>>,
-) -> Result<String> {
-    let mut records = read(path)?;
-    let (mut removed, mut left) = (Vec::new(), Vec::new());
-    let mut served = Vec::new();
-    while let Some(record) = records.pop() {
-        match delete(&record) {
-            Ok(path) => removed.extend(path.map(|path| path.display().to_string())),
-            Err(error) if error.kind() == ErrorKind::Busy => {
-                left.push(error.chain());
-                served.push(record);
-                continue;
-            }
-            Err(error) => return Err(error),
-        }
-        write(path, records.iter().chain(&served).cloned().collect())?;
-    }
-    let removed = (!removed.is_empty()).then(|| format!("{} removed", removed.join(", ")));
-    if left.is_empty() {
-        return Ok(removed.unwrap_or_else(|| "no device was left".to_owned()));
-    }
-    left.extend(removed);
-    Err(Error::new(ErrorKind::Busy, left.join("; ")))
 }
 
 #[cfg(test)]

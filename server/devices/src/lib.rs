@@ -11,26 +11,33 @@
 //!   ending, and its successor from starting.
 //!
 //! ```text
-//! attachments    the devices of a pool: attach, detach, recover      volumes  what devices need
-//! remote         the device of a volume of another machine           record   attachments.json
-//! kernel         one device, with either driver                      udev     announces links
+//! attachments    the devices of a pool: attach, detach, recover    volumes      the traits
+//! remote         the device of a volume of another machine         record       attachments.json
+//! device         one device, with either driver                    udev         announces links
+//! unserved       devices that no process serves                    locks        show who serves
+//! in_use         users of a device                                 identifiers  in the nbd driver
 //! probe_process  operations on devices, in a process of their own
-//! stacked        paths on devices that no daemon serves
+//! stacked        paths on devices that no process serves
 //! planted        deliberate failures, for tests
 //! ```
 #![forbid(unsafe_code)]
 
 pub mod attachments;
-mod kernel;
+mod device;
+mod identifiers;
+mod in_use;
+mod locks;
 mod planted;
 pub mod probe_process;
 mod record;
 pub mod remote;
 pub mod stacked;
 mod udev;
+mod unserved;
 pub mod volumes;
 
+pub use attachments::blocking;
 pub use attachments::{AttachmentInfo, Attachments, Options};
-pub use attachments::{blocking, clean_up, clean_up_device, device_in};
 pub use record::{AttachOptions, Driver, FILE};
+pub use unserved::{clean_up, clean_up_device, device_in};
 pub use volumes::{Volume, Volumes};

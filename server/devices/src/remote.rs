@@ -17,8 +17,9 @@
 //!   later writes of others.
 
 use crate::attachments::{LINKS, blocking};
-use crate::kernel::{check_unused, holder_of, lock, lock_path};
-use crate::{probe_process, udev};
+use crate::in_use::check_unused;
+use crate::locks::{holder_of, lock, lock_path};
+use crate::{identifiers, probe_process, udev};
 use block::env::{boot_id, random_bytes};
 use block::{Error, ErrorKind, Result};
 use nbd::client::{self, Reached, Target};
@@ -34,8 +35,6 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// Start of the kernel's identifier of such a device, followed by the URI and the attachment.
-pub(crate) const IDENTIFIER: &str = "spindle-remote";
 /// Buffer of a relay for each direction. Chosen by hand: a large request.
 const RELAY_BYTES: usize = 256 << 10;
 /// Time for relays to end at an orderly stop. Requests in flight are sent again later.
@@ -106,7 +105,7 @@ pub async fn serve(
     };
     let first = match (reached, found) {
         (Err(error), Some(_)) if error.kind() == ErrorKind::Fenced => {
-            let identifier = identifier_of(&target, attachment);
+            let identifier = identifiers::of_remote(&target, attachment);
             blocking(move || kernel::delete(&identifier).map(drop)).await?;
             unlink(&target);
             return Err(error.context("the device is gone: its users get errors"));
@@ -228,7 +227,7 @@ async fn settled(target: &Target) -> Result<Option<Uuid>> {
     // The process that ended it did not get to its device, or the device is disconnected but held
     // open. The kernel then keeps its identifier, by which it would be taken for the next
     // attachment.
-    let identifier = identifier_of(target, attachment);
+    let identifier = identifiers::of_remote(target, attachment);
     let is_gone = blocking(move || {
         kernel::delete(&identifier)?;
         let until = Instant::now() + GONE_WAIT;
@@ -345,7 +344,7 @@ fn backend_of(
         );
     }
     let device_options = DeviceOptions {
-        identifier: identifier_of(target, Uuid::from_bytes(claim.attachment)),
+        identifier: identifiers::of_remote(target, Uuid::from_bytes(claim.attachment)),
         size_bytes: first.size_bytes,
         logical_block_bytes: options.logical_block_bytes,
         transmission_flags: first.transmission_flags & !transmission_flag::CAN_MULTI_CONN,
@@ -375,7 +374,7 @@ fn backend_of(
 pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     let target = Target::parse(uri)?;
     let Some(attachment) = find(&target)? else { return detach_attempt(&target).await };
-    let identifier = identifier_of(&target, attachment);
+    let identifier = identifiers::of_remote(&target, attachment);
     let asked = target.clone();
     let _lock = blocking(move || {
         let Some(number) = kernel::find(&identifier)? else { return lock(&asked.to_string()) };
@@ -467,15 +466,9 @@ fn stop_serving(target: &Target) -> Result<File> {
     }
 }
 
-fn identifier_of(target: &Target, attachment: Uuid) -> String {
-    format!("{IDENTIFIER} {target} {}", attachment.simple())
-}
-
 /// Attachment of this machine's device of a target.
 fn find(target: &Target) -> Result<Option<Uuid>> {
-    let prefix = format!("{IDENTIFIER} {target} ");
-    let found = kernel::identifiers()?;
-    Ok(found.iter().find_map(|identifier| identifier.strip_prefix(&prefix)?.parse().ok()))
+    Ok(identifiers::attachment_of(target, &kernel::identifiers()?))
 }
 
 /// Identifies this machine, the same after a reboot if the machine has an id.
@@ -609,11 +602,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_known_by_its_uri_and_attachment() {
+    fn a_machine_asks_with_its_own_name() {
         let target = Target::parse("nbd://db1/pg").unwrap();
         let attachment = Uuid::from_bytes([7; 16]);
-        let identifier = identifier_of(&target, attachment);
-        assert_eq!(identifier, "spindle-remote nbd://db1/pg 07070707070707070707070707070707");
         assert_eq!(client_id(), client_id());
         let claim = claim_of(&target, attachment, true);
         assert_eq!((claim.export.as_str(), claim.is_shared), ("pg", true));

@@ -8,7 +8,7 @@
 //! that a file system does not report to the kernel are not found: those of ZFS, and the lower file
 //! systems of FUSE and overlay.
 
-use crate::kernel;
+use crate::unserved;
 use block::{Error, ErrorKind, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -109,7 +109,7 @@ impl Look {
         let device = Path::new("/dev").join(system.file_name()?);
         let mut known = self.known.borrow_mut();
         let is_waiting =
-            *known.entry(device.clone()).or_insert_with(|| kernel::is_waiting(&device));
+            *known.entry(device.clone()).or_insert_with(|| unserved::is_waiting(&device));
         is_waiting.then_some(device)
     }
 }

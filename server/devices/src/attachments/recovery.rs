@@ -7,7 +7,7 @@
 
 use super::{AT_ONCE_MAX, AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
 use super::{LiveList, blocking, changeable};
-use crate::kernel::{self, Device};
+use crate::device::{self, Device};
 use crate::volumes::{Volume as _, Volumes};
 use block::env::random_bytes;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
@@ -156,7 +156,7 @@ impl<V: Volumes> Attachments<V> {
                 if volume.has_lost_writes_since(Epoch(record.epoch), record.is_stepped_back) =>
             {
                 let asked = record.clone();
-                let is_there = blocking(move || kernel::is_there(&asked)).await?;
+                let is_there = blocking(move || device::is_there(&asked)).await?;
                 is_there.then_some("its volume has stepped back: answered writes are gone")
             }
             Some(_) => None,

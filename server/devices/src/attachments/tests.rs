@@ -79,48 +79,6 @@ fn the_budget_has_room_for_many_devices_whose_queues_nobody_counted() {
     assert_eq!(queues_of_choice(0, 8), 1, "which has no room, and says so");
 }
 
-#[test]
-fn what_a_living_process_serves_is_not_cleaned_up() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join(FILE);
-    let record = |volume| Record {
-        volume,
-        number: Some(volume),
-        cookie: 9,
-        epoch: 1,
-        is_stepped_back: false,
-        is_write_through: false,
-        options: OPTIONS,
-    };
-    write(&path, vec![record(1), record(2), record(3)]).unwrap();
-    let delete = |record: &Record| match record.volume {
-        2 => Err(Error::new(ErrorKind::Busy, "remove /dev/ublkb2: process 12 serves it")),
-        number => Ok(Some(kernel::path_of(Driver::Ublk, number))),
-    };
-    let error = clean_up_list(&path, delete).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Busy);
-    for word in ["process 12 serves it", "/dev/ublkb3, /dev/ublkb1 removed"] {
-        assert!(error.to_string().contains(word), "it does not say {word:?}: {error}");
-    }
-    assert_eq!(read(&path).unwrap(), [record(2)]);
-    let none = clean_up_list(&path, |_| Ok(None)).unwrap();
-    assert_eq!((none.as_str(), read(&path).unwrap()), ("no device was left", vec![]));
-}
-
-#[test]
-fn a_served_device_of_nbd_is_not_deleted_by_its_record() {
-    if !rustix::process::geteuid().is_root() {
-        return; // the locks are in /run
-    }
-    let name = format!("spindle-{:016x}", u64::from_le_bytes(random_bytes()));
-    let held = kernel::lock(&name).unwrap();
-    let error = kernel::lock_unserved(Path::new("/dev/nbd3"), &name).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Busy);
-    assert!(error.to_string().contains("clean up /dev/nbd3: a process serves it"), "{error}");
-    drop(held);
-    kernel::lock_unserved(Path::new("/dev/nbd3"), &name).unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_link_of_another_pool_of_the_same_name_is_left() {
     let mut devices = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
