@@ -16,6 +16,7 @@
 //! device         one device, with either driver                    udev         announces links
 //! unserved       devices that no process serves                    locks        show who serves
 //! in_use         users of a device                                 identifiers  in the nbd driver
+//! links          with stable names                                 blocking     threads for work
 //! probe_process  operations on devices, in a process of their own
 //! stacked        paths on devices that no process serves
 //! planted        deliberate failures, for tests
@@ -23,9 +24,11 @@
 #![forbid(unsafe_code)]
 
 pub mod attachments;
+mod blocking;
 mod device;
 mod identifiers;
 mod in_use;
+mod links;
 mod locks;
 mod planted;
 pub mod probe_process;
@@ -36,8 +39,8 @@ mod udev;
 mod unserved;
 pub mod volumes;
 
-pub use attachments::blocking;
 pub use attachments::{AttachmentInfo, Attachments, Options};
+pub use blocking::blocking;
 pub use record::{AttachOptions, Driver, FILE};
 pub use unserved::{clean_up, clean_up_device, device_in};
 pub use volumes::{Volume, Volumes};

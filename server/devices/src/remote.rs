@@ -16,8 +16,9 @@
 //! - A server that has ended the attachment ends the device: its users get errors, and never see
 //!   later writes of others.
 
-use crate::attachments::{LINKS, blocking};
+use crate::blocking::blocking;
 use crate::in_use::check_unused;
+use crate::links;
 use crate::locks::{holder_of, lock, lock_path};
 use crate::{identifiers, probe_process, udev};
 use block::env::{boot_id, random_bytes};
@@ -514,7 +515,7 @@ fn link_path(target: &Target) -> PathBuf {
             format!("unix:{}", &name[..8])
         }
     };
-    Path::new(LINKS).join(place).join(plain(&target.export))
+    Path::new(links::DIR).join(place).join(plain(&target.export))
 }
 
 fn link(target: &Target, device: &Path) -> PathBuf {

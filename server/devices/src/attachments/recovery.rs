@@ -6,7 +6,8 @@
 //! - A failed attachment stays in the list, and keeps its reservation of the volume.
 
 use super::{AT_ONCE_MAX, AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
-use super::{LiveList, blocking, changeable};
+use super::{LiveList, changeable};
+use crate::blocking::blocking;
 use crate::device::{self, Device};
 use crate::volumes::{Volume as _, Volumes};
 use block::env::random_bytes;

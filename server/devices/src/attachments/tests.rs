@@ -1,8 +1,12 @@
 //! Tests of the list of devices that need no kernel support.
 
+use super::attach::queues_of_choice;
 use super::*;
+use crate::record::Driver;
 use crate::volumes::twin::TwinVolumes;
+use block::ConditionKind;
 use nbd::ServerOptions;
+use std::path::Path;
 
 fn attachments(dir: &Path, volumes: &TwinVolumes) -> Attachments<TwinVolumes> {
     let options = Options {
@@ -89,9 +93,10 @@ async fn the_link_of_another_pool_of_the_same_name_is_left() {
     let device = Path::new("/dev").join(name);
     let place = tempfile::tempdir().unwrap();
     let mut attachments = attachments(place.path(), &TwinVolumes::named(&["db"]));
-    attachments.links = place.path().join("links");
-    std::fs::create_dir(&attachments.links).unwrap();
-    let link = attachments.links.join("db");
+    let dir = place.path().join("links");
+    attachments.links = Links::below(dir.clone());
+    std::fs::create_dir(&dir).unwrap();
+    let link = dir.join("db");
     let there = || std::fs::read_link(&link).ok();
     std::os::unix::fs::symlink(&device, &link).unwrap();
     let error = attachments.attach("db", OPTIONS).await.unwrap_err();
@@ -100,17 +105,17 @@ async fn the_link_of_another_pool_of_the_same_name_is_left() {
         assert!(error.to_string().contains(word), "it does not say {word:?}: {error}");
     }
     let own = Path::new("/dev/ublkb-of-a-test");
-    attachments.link("db", own);
-    attachments.unlink("db", Some(own));
+    attachments.links.make("db", own);
+    attachments.links.remove("db", Some(own));
     assert_eq!(there(), Some(device.clone()));
-    attachments.unlink("db", Some(&device));
+    attachments.links.remove("db", Some(&device));
     assert_eq!(there(), None);
     // A link that leads nowhere has no owner.
-    std::fs::create_dir_all(&attachments.links).unwrap(); // gone with its last link
+    std::fs::create_dir_all(&dir).unwrap(); // gone with its last link
     std::os::unix::fs::symlink("/dev/ublkb-that-is-gone", &link).unwrap();
-    attachments.link("db", own);
+    attachments.links.make("db", own);
     assert_eq!(there().as_deref(), Some(own));
-    attachments.unlink("db", None);
+    attachments.links.remove("db", None);
     assert_eq!(there(), None);
 }
 
