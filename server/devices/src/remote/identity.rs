@@ -1,0 +1,47 @@
+//! The identity under which this machine asks a server for a volume.
+
+use block::env::boot_id;
+use nbd::client::Target;
+use nbd::wire::{ClaimRequest, Intent, LABEL_BYTES_MAX};
+use uuid::Uuid;
+
+/// Identifies this machine, the same after a reboot if the machine has an id.
+fn client_id() -> Uuid {
+    let known = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    if known.trim().is_empty() {
+        return boot_id();
+    }
+    // The id must not be shown to others unchanged. Source: machine-id(5).
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
+}
+
+/// The request that names an attachment of this machine to the export of a target.
+pub(super) fn claim_of(target: &Target, attachment: Uuid, is_shared: bool) -> ClaimRequest {
+    let mut label = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    label.truncate(label.floor_char_boundary(LABEL_BYTES_MAX));
+    ClaimRequest {
+        intent: Intent::Go,
+        is_shared,
+        connection: 0,
+        client: client_id().into_bytes(),
+        boot: boot_id().into_bytes(),
+        attachment: attachment.into_bytes(),
+        label,
+        export: target.export.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_asks_with_its_own_name() {
+        let target = Target::parse("nbd://db1/pg").unwrap();
+        let attachment = Uuid::from_bytes([7; 16]);
+        assert_eq!(client_id(), client_id());
+        let claim = claim_of(&target, attachment, true);
+        assert_eq!((claim.export.as_str(), claim.is_shared), ("pg", true));
+        assert!(ClaimRequest::decode(&claim.encode()).is_ok());
+    }
+}
