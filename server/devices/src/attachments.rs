@@ -5,7 +5,7 @@
 //!   finds its devices again, and only its own.
 //! - A device continues with a restarted daemon only if no other directory has owned the pool since: its users have
 //!   seen a history of the volume that would otherwise no longer be the volume's own. If another directory has owned
-//!   it, or the volume has stepped back since, the device is removed, and its users get errors.
+//!   it, or the volume has lost writes since, the device is removed, and its users get errors.
 //! - The list does not change after the devices are given up at a stop: it then belongs to the next daemon.
 //! - Devices are served from this process's own volumes; they end before the log is closed.
 
@@ -111,7 +111,7 @@ pub struct Attachments<V: Volumes> {
     conditions: Conditions,
     memory: Arc<ublk::Memory>,
     /// Held while a device's number is recorded, as several may arrive at a time.
-    noting: Arc<SyncMutex<()>>,
+    recording: Arc<SyncMutex<()>>,
     /// Absent once the daemon stops: the list on disk then belongs to the next daemon.
     live: Mutex<Option<LiveList<V>>>,
 }
@@ -139,7 +139,7 @@ impl<V: Volumes> Attachments<V> {
             payload_bytes_max,
             conditions,
             memory: ublk::Memory::new(payload_bytes_max),
-            noting: Arc::default(),
+            recording: Arc::default(),
             live: Mutex::new(Some(live.collect())),
         })
     }

@@ -31,7 +31,7 @@ pub(crate) fn check_unused(what: &str, path: &Path) -> Result<()> {
     if planted().detached_at_once {
         return Ok(());
     }
-    if !comes_to_rest(path) {
+    if !becomes_idle(path) {
         let what = format!(
             "{what}: {} is in use: what was written to it before it was closed is still on its way \
              (`spindle status` shows whether the log has room); try again, or use --force, and that is lost",
@@ -105,7 +105,7 @@ fn opened_by(path: &Path) -> Option<String> {
 ///
 /// Writing back here would be simpler, but would keep this process, which serves the device, from
 /// ever ending while the device takes nothing.
-fn comes_to_rest(path: &Path) -> bool {
+fn becomes_idle(path: &Path) -> bool {
     let Some(name) = path.file_name() else { return true };
     let inflight = Path::new("/sys/block").join(name).join("inflight");
     let until = Instant::now() + IDLE_WAIT;

@@ -74,7 +74,7 @@ impl Links {
             tracing::warn!(link = %link.display(), %error, "no link to a device was made");
         }
         udev::forget(&link, Some(device)); // an earlier link may have been removed by others
-        udev::tell(&link, device);
+        udev::announce(&link, device);
     }
 
     /// Removes the link of a volume if it leads to its `device`, or nowhere.

@@ -70,10 +70,10 @@ pub(crate) struct Record {
     pub(crate) cookie: u64,
     /// Newest epoch of the pool in which this process or an earlier one served the device.
     pub(crate) epoch: u64,
-    /// The volume had stepped back before the device was made, so its users have not seen any other
+    /// The volume had lost writes before the device was made, so its users have not seen any other
     /// state.
-    #[serde(default)]
-    pub(crate) is_stepped_back: bool,
+    #[serde(default, rename = "is_stepped_back")]
+    pub(crate) had_lost_writes: bool,
     /// The kernel was told that the device has no volatile cache, and never flushes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) is_write_through: bool,
@@ -137,7 +137,7 @@ mod tests {
             number,
             cookie,
             epoch: 9,
-            is_stepped_back: false,
+            had_lost_writes: false,
             is_write_through: false,
             options,
         }

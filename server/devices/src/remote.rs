@@ -44,7 +44,7 @@ pub use detach::detach;
 /// Time for relays to end at an orderly stop. Requests in flight are sent again later.
 const LEAVE_GRACE: Duration = Duration::from_millis(500);
 
-/// Longest wait for programs that only look at devices, such as udev, to close a removed one.
+/// Longest wait for programs that only read the start of devices, such as udev, to close a removed one.
 /// Chosen by hand.
 const GONE_WAIT: Duration = Duration::from_secs(1);
 const DISCONNECTED_IN_USE: &str =

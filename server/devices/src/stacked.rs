@@ -1,7 +1,7 @@
 //! Detects paths on a device without a serving daemon. A daemon that needs such a path would wait
 //! for it, and for ever if it is the one that should serve the device.
 //!
-//! Invariant: nothing here waits for such a device. A part of a path is looked at only once the
+//! Invariant: nothing here waits for such a device. A part of a path is read only once the
 //! disks of its file system are known to be served.
 //!
 //! Disks are found through partitions, device mapper (LVM, crypt), RAID and loop devices. Disks
@@ -41,13 +41,13 @@ struct Mount {
 /// `Unavailable`, naming the path and the device.
 pub fn check(places: &[PathBuf]) -> Result<()> {
     // If the list of mounts cannot be read, nothing is known, and nothing is refused.
-    let look = Look {
+    let search = Search {
         mounts: mounts_of(&std::fs::read(MOUNTS).unwrap_or_default()),
         known: RefCell::default(),
     };
     for place in places {
         let Ok(place) = std::path::absolute(place) else { continue };
-        if let Some(device) = look.below(&place, 0) {
+        if let Some(device) = search.below(&place, 0) {
             let what = format!(
                 "open {}: it lies on {1}, which no daemon serves now, and would be waited for. Start the daemon of that \
                  device first; if that is to be this one, it can never be: keep its directory, cache, store and keys off \
@@ -62,13 +62,13 @@ pub fn check(places: &[PathBuf]) -> Result<()> {
 }
 
 /// The list of mounts, and the results so far.
-struct Look {
+struct Search {
     mounts: Vec<Mount>,
     /// Devices, and whether they wait for a daemon. Checking a device can take long.
     known: RefCell<BTreeMap<PathBuf, bool>>,
 }
 
-impl Look {
+impl Search {
     /// Finds the device that a path waits for.
     fn below(&self, place: &Path, level: usize) -> Option<PathBuf> {
         on_the_way(place, &self.mounts, &|mount| {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_path_leads_through_is_found_before_it_is_looked_at() {
+    fn mounts_along_a_path_are_found_without_opening_it() {
         let place = tempfile::tempdir().unwrap();
         let place = place.path().canonicalize().unwrap();
         std::fs::create_dir_all(place.join("a/stuck")).unwrap();
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_on_ordinary_disks_is_not_refused() {
+    fn paths_on_ordinary_disks_are_accepted() {
         check(&["/".into(), "/nowhere/at/all".into(), "/proc/self".into()]).unwrap();
     }
 }

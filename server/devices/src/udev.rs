@@ -11,19 +11,19 @@ use std::path::{Path, PathBuf};
 const DEVICES: &str = "/run/spindle/devices";
 
 /// Records the link of a device, and makes the kernel announce the device again.
-pub(crate) fn tell(link: &Path, device: &Path) {
+pub(crate) fn announce(link: &Path, device: &Path) {
     let (Some(name), Ok(link)) = (device.file_name(), link.strip_prefix("/dev")) else { return };
-    let told = std::fs::create_dir_all(DEVICES).and_then(|()| {
+    let announced = std::fs::create_dir_all(DEVICES).and_then(|()| {
         let text = format!("SPINDLE_LINK={}\n", link.display());
         let file = Path::new(DEVICES).join(name);
         // Do not rewrite it without a change: udev may be reading it, and takes an empty file for
         // no link.
-        if told(&file).as_deref() != Some(&*Path::new("/dev").join(link)) {
+        if recorded_link(&file).as_deref() != Some(&*Path::new("/dev").join(link)) {
             std::fs::write(file, text)?;
         }
         std::fs::write(Path::new("/sys/block").join(name).join("uevent"), "change\n")
     });
-    if let Err(error) = told {
+    if let Err(error) = announced {
         tracing::debug!(device = %device.display(), %error, "udev was not told of a device");
     }
 }
@@ -37,11 +37,11 @@ pub(crate) fn is_of(link: &Path, device: &Path) -> bool {
     if !system.exists() || is_idle {
         return false;
     }
-    told(&Path::new(DEVICES).join(name)).is_none_or(|told| told == link)
+    recorded_link(&Path::new(DEVICES).join(name)).is_none_or(|recorded| recorded == link)
 }
 
-/// Reads the link from a file written by `tell`.
-fn told(file: &Path) -> Option<PathBuf> {
+/// Reads the link from a file written by [`announce`].
+fn recorded_link(file: &Path) -> Option<PathBuf> {
     let text = std::fs::read_to_string(file).ok()?;
     Some(Path::new("/dev").join(text.trim_end().strip_prefix("SPINDLE_LINK=")?))
 }
@@ -57,7 +57,7 @@ pub(crate) fn device_of(link: &Path) -> Option<PathBuf> {
 pub(crate) fn gone(device: &Path) {
     let Some(name) = device.file_name() else { return };
     let file = Path::new(DEVICES).join(name);
-    if let Some(link) = told(&file)
+    if let Some(link) = recorded_link(&file)
         && device_of(&link).as_deref() == Some(device)
     {
         let _ = std::fs::remove_file(link); // udev may have been faster
@@ -70,7 +70,8 @@ pub(crate) fn gone(device: &Path) {
 pub(crate) fn forget(link: &Path, but: Option<&Path>) {
     let files = std::fs::read_dir(DEVICES).into_iter().flatten().flatten();
     let is_meant = |file: &PathBuf| {
-        told(file).as_deref() == Some(link) && file.file_name() != but.and_then(Path::file_name)
+        recorded_link(file).as_deref() == Some(link)
+            && file.file_name() != but.and_then(Path::file_name)
     };
     for file in files.map(|entry| entry.path()).filter(is_meant) {
         let _ = std::fs::remove_file(file); // another daemon may record the same link

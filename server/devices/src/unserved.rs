@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_living_process_serves_is_not_cleaned_up() {
+    fn cleanup_keeps_devices_that_a_process_serves() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         let record = |volume| Record {
@@ -182,7 +182,7 @@ mod tests {
             number: Some(volume),
             cookie: 9,
             epoch: 1,
-            is_stepped_back: false,
+            had_lost_writes: false,
             is_write_through: false,
             options: AttachOptions {
                 driver: Driver::Ublk,

@@ -49,7 +49,7 @@ pub trait Volumes: Send + Sync + 'static {
     ///
     /// # Errors
     /// `Unavailable`: earlier requests are still in the write log; try again. Errors of the log.
-    fn settle(&self, id: VolumeId) -> impl Future<Output = Result<()>> + Send;
+    fn quiesce(&self, id: VolumeId) -> impl Future<Output = Result<()>> + Send;
 
     /// Labels of the clients on other machines, or in other processes, that have a volume attached.
     fn clients_of(&self, id: VolumeId) -> Vec<String>;

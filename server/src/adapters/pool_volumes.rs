@@ -78,7 +78,7 @@ impl Volumes for PoolVolumes {
         self.claims.end_leftovers(id.0).await
     }
 
-    async fn settle(&self, id: VolumeId) -> Result<()> {
+    async fn quiesce(&self, id: VolumeId) -> Result<()> {
         self.claims.settle(id.0).await
     }
 

@@ -25,12 +25,16 @@ impl<V: Volumes> Attachments<V> {
     /// its link. `Unsupported`, `Denied`: this machine lacks a feature or a permission. `Invalid`: the options.
     /// `Unavailable`: the daemon is stopping.
     pub async fn attach(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
-        let attached = self.attach_unseen(name, options).await;
+        let attached = self.attach_unreported(name, options).await;
         self.show().await;
         attached
     }
 
-    async fn attach_unseen(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
+    async fn attach_unreported(
+        &self,
+        name: &str,
+        options: AttachOptions,
+    ) -> Result<AttachmentInfo> {
         let mut live = self.live.lock().await;
         let live = changeable(&mut live)
             .map_err(|error| error.context(format!("attach volume {name}")))?;
@@ -56,7 +60,7 @@ impl<V: Volumes> Attachments<V> {
         blocking(move || device::check(options.driver)).await?;
         self.volumes.end_leftovers(id).await?; // a closed connection must not block it
         let reservation = self.volumes.reserve(id, name, options.is_shared)?;
-        self.volumes.settle(id).await?;
+        self.volumes.quiesce(id).await?;
         // From now on the volume stays as it is: until here it could be removed, or step back.
         let volume =
             self.volumes.find_named(name).filter(|now| now.id() == id).ok_or_else(|| {
@@ -70,7 +74,7 @@ impl<V: Volumes> Attachments<V> {
             number: None,
             cookie,
             epoch: self.epoch.0,
-            is_stepped_back: volume.has_lost_writes(),
+            had_lost_writes: volume.has_lost_writes(),
             is_write_through: false, // known, like its number, when it is added
             options,
         };
@@ -125,10 +129,11 @@ impl<V: Volumes> Attachments<V> {
         record.number = None;
         record.is_write_through = volume.is_write_through();
         let parts = self.parts(volume, record);
-        let (path, noted, noting) = (self.path.clone(), record.clone(), self.noting.clone());
+        let (path, planned, recording) =
+            (self.path.clone(), record.clone(), self.recording.clone());
         let added = blocking(move || {
-            let note = |record: Record| {
-                let _noting = noting.lock();
+            let enter = |record: Record| {
+                let _recording = recording.lock();
                 let mut records = read(&path)?;
                 records.retain(|other| other.volume != record.volume);
                 records.push(record);
@@ -137,12 +142,15 @@ impl<V: Volumes> Attachments<V> {
             // This precedes the kernel's device, so that any leftover can be found, with the settings that the kernel
             // was told.
             let is_late = planted().cache_noted_late;
-            note(Record { is_write_through: noted.is_write_through && !is_late, ..noted.clone() })?;
-            Device::add(&parts, &noted, |number| {
+            enter(Record {
+                is_write_through: planned.is_write_through && !is_late,
+                ..planned.clone()
+            })?;
+            Device::add(&parts, &planned, |number| {
                 if planted().ends_in_attach {
                     std::process::abort();
                 }
-                note(Record { number: Some(number), ..noted.clone() })
+                enter(Record { number: Some(number), ..planned.clone() })
             })
         });
         let device = added.await?;

@@ -16,12 +16,12 @@ impl<V: Volumes> Attachments<V> {
     /// `NotFound`: it is not attached. `Busy`: a file system or the like uses it, or a program has it open.
     /// `Unavailable`: the daemon is stopping.
     pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
-        let detached = self.detach_unseen(target, is_forced).await;
+        let detached = self.detach_unreported(target, is_forced).await;
         self.show().await;
         detached
     }
 
-    async fn detach_unseen(&self, target: &str, is_forced: bool) -> Result<String> {
+    async fn detach_unreported(&self, target: &str, is_forced: bool) -> Result<String> {
         let mut live = self.live.lock().await;
         let live =
             changeable(&mut live).map_err(|error| error.context(format!("detach {target}")))?;

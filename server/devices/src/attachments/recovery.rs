@@ -52,7 +52,7 @@ fn begin<R>(
 ///
 /// # Errors
 /// The error for which the volume is not served.
-fn settle<R>(
+fn enter<R>(
     live: &mut BTreeMap<VolumeId, Live<R>>,
     id: VolumeId,
     outcome: Outcome<R>,
@@ -99,7 +99,7 @@ impl<V: Volumes> Attachments<V> {
         let recovered: Vec<_> = stream::iter(begun).buffer_unordered(AT_ONCE_MAX).collect().await;
         for (id, outcome) in recovered {
             // A failed attachment is in the list, with its error.
-            let _ = settle(live, id, outcome);
+            let _ = enter(live, id, outcome);
         }
         self.show_live(live);
         self.write(live)
@@ -115,7 +115,7 @@ impl<V: Volumes> Attachments<V> {
     ) -> Result<()> {
         let Some(begun) = begin(live, id, is_ours) else { return Ok(()) };
         let (id, outcome) = self.recover_begun(begun).await;
-        settle(live, id, outcome)
+        enter(live, id, outcome)
     }
 
     async fn recover_begun(
@@ -154,7 +154,7 @@ impl<V: Volumes> Attachments<V> {
             }
             // After a reboot there is no device, and no user that has seen the lost writes.
             Some(volume)
-                if volume.has_lost_writes_since(Epoch(record.epoch), record.is_stepped_back) =>
+                if volume.has_lost_writes_since(Epoch(record.epoch), record.had_lost_writes) =>
             {
                 let asked = record.clone();
                 let is_there = blocking(move || device::is_there(&asked)).await?;
@@ -178,9 +178,8 @@ impl<V: Volumes> Attachments<V> {
         let sizes = volume.size_changes(); // subscribe before the kernel is told a size
         let (parts, known) = (self.parts(&volume, record), record.clone());
         let recovered = blocking(move || Device::recover(&parts, &known)).await?;
-        let is_stepped_back = volume.has_lost_writes();
         record.epoch = self.epoch.0;
-        record.is_stepped_back = is_stepped_back;
+        record.had_lost_writes = volume.has_lost_writes();
         let device = match recovered {
             Some(device) => {
                 record.number = Some(device.number());
@@ -223,7 +222,7 @@ impl<V: Volumes> Attachments<V> {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         // Make the writes of an earlier device's users visible first.
-        self.volumes.settle(id).await?;
+        self.volumes.quiesce(id).await?;
         let again = self.recover_into(live, id, is_ours).await;
         let written = self.write(live);
         again.map_err(|error| error.context(what))?;

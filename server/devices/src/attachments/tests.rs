@@ -36,7 +36,7 @@ fn note_attached(dir: &Path) -> PathBuf {
         number: Some(7),
         cookie: 9,
         epoch: 1,
-        is_stepped_back: false,
+        had_lost_writes: false,
         is_write_through: false,
         options: OPTIONS,
     };
@@ -68,7 +68,7 @@ async fn a_daemon_that_stops_changes_the_list_no_more() {
 }
 
 #[test]
-fn the_budget_has_room_for_many_devices_whose_queues_nobody_counted() {
+fn default_queue_counts_leave_memory_for_many_devices() {
     let devices_of = |mut room: u64, processors| {
         let mut queues = Vec::new();
         while room > 0 {
@@ -135,10 +135,10 @@ async fn an_attached_volume_that_is_not_served_is_a_condition() {
     }
     attachments.show().await;
     let list = attachments.conditions.list().into_iter();
-    let told: Vec<_> =
+    let raised: Vec<_> =
         list.filter(|condition| condition.kind == ConditionKind::DeviceNotServed).collect();
-    assert_eq!((told.len(), &*told[0].subject), (1, "db"));
-    assert!(told[0].report.what.contains("no driver"), "{told:?}");
+    assert_eq!((raised.len(), &*raised[0].subject), (1, "db"));
+    assert!(raised[0].report.what.contains("no driver"), "{raised:?}");
     attachments.live.lock().await.as_mut().unwrap().clear();
     attachments.show().await;
     assert!(!attachments.conditions.is_raised(ConditionKind::DeviceNotServed, "db"));

@@ -98,7 +98,7 @@ pub(super) async fn release(target: &Target, attachment: Uuid) {
 /// Tells the server that an attachment is over. The caller must hold the lock of the target.
 ///
 /// # Errors
-/// Errors reaching the server: it must be told again, and the file of attempts records that.
+/// Errors reaching the server: the request must be repeated, and the record says so.
 pub(super) async fn end(target: &Target, attachment: Uuid) -> Result<()> {
     end_recorded(target, attachment, &attempt_path(target)).await
 }
@@ -109,9 +109,9 @@ async fn end_recorded(target: &Target, attachment: Uuid, path: &Path) -> Result<
     // else.
     let is_other =
         matches!(Attempt::read(path), Some(Attempt::Begun(other)) if other != attachment);
-    let noted = if is_other { Ok(()) } else { Attempt::Over(attachment).write(path) };
+    let recorded = if is_other { Ok(()) } else { Attempt::Over(attachment).write(path) };
     match client::release(target, &claim_of(target, attachment, false)).await {
-        Err(error) if error.kind() != ErrorKind::Unsupported => noted.and(Err(error)),
+        Err(error) if error.kind() != ErrorKind::Unsupported => recorded.and(Err(error)),
         _ if is_other => Ok(()),
         _ => {
             forget(path);
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_asked_for_without_an_answer_is_asked_for_again() {
+    fn unanswered_request_is_repeated_for_the_same_attachment() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("device.attempt");
         let first = begin(&path).unwrap();

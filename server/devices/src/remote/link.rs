@@ -37,7 +37,7 @@ pub(super) fn link(target: &Target, device: &Path) -> PathBuf {
     if let Err(error) = made {
         tracing::warn!(link = %link.display(), %error, "no link to a device was made");
     }
-    udev::tell(&link, device);
+    udev::announce(&link, device);
     link
 }
 

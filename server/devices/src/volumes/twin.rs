@@ -88,7 +88,7 @@ impl Volumes for TwinVolumes {
         Ok(())
     }
 
-    async fn settle(&self, _id: VolumeId) -> Result<()> {
+    async fn quiesce(&self, _id: VolumeId) -> Result<()> {
         Ok(())
     }
 

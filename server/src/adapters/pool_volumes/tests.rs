@@ -105,7 +105,7 @@ async fn refused_offline(config: &Config, words: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_attached_is_not_removed_without_a_daemon_either() {
+async fn attached_volume_is_not_removed_without_a_daemon() {
     let place = tempfile::tempdir().unwrap();
     let (config, open) = made(place.path()).await;
     let volume = open.pool().volume("db").unwrap();
