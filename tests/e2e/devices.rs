@@ -125,7 +125,7 @@ fn outlives(seed: u64, options: &[&str]) {
     let settings = with_log_io(SETTINGS, seed);
     let mut daemon = Daemon::started(&settings, &[("db", "256M")]);
     daemon.announce("the volume is larger than configured and stays so");
-    daemon.announce("the device of a volume keeps its size");
+    daemon.announce("could not resize the device of a volume");
     let device = attach(&daemon, options);
     let place = Place::new();
     let (mut kills, mut stops, mut turn, mut size_mib) = (0, 0, 0, 256);
@@ -345,7 +345,7 @@ pub(crate) fn refused(daemon: &Daemon, arguments: &[&str], why: &str) {
 fn bad_moments() {
     let mut daemon = Daemon::started(SETTINGS, &[("db", "64M"), ("other", "64M")]);
     daemon.announce("the volume is larger than configured and stays so");
-    daemon.announce("the device of a volume keeps its size");
+    daemon.announce("could not resize the device of a volume");
     daemon.announce("an attached volume is not served; its device waits");
     refused(&daemon, &["attach", "nothing"], "there is none");
     refused(&daemon, &["attach", "elsewhere/db"], "is called main, not elsewhere");
@@ -424,7 +424,7 @@ fn bad_moments() {
     // While the device is in use, on kernels that support it.
     let _ = daemon.json(&["volume", "resize", "db", "80M"]);
     let until = Instant::now() + Duration::from_secs(20);
-    let keeps = || daemon.log().contains("the device of a volume keeps its size");
+    let keeps = || daemon.log().contains("could not resize the device of a volume");
     while size_of(&again) != 80 << 20 && !keeps() {
         assert!(Instant::now() < until, "the kernel keeps the size {}", size_of(&again));
         std::thread::sleep(Duration::from_millis(5));

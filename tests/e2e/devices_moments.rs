@@ -206,7 +206,7 @@ fn lacking() {
     daemon.stop();
 
     // An ordinary user, who may not write to /run/spindle either.
-    daemon.announce("a device is not locked against");
+    daemon.announce("could not lock a device against");
     run("chown", &["-R", "nobody", &daemon.place().path().display().to_string()]);
     confined(&mut daemon, "exec setpriv --reuid=nobody --clear-groups");
     daemon.restart();
@@ -260,7 +260,7 @@ fn remove_served(device: &str) {
 
 fn removed_by_others(program: &str, is_by_number: bool) {
     let mut daemon = Daemon::new(SETTINGS, &[("db", "64M")]);
-    daemon.announce("the device of a volume keeps its size");
+    daemon.announce("could not resize the device of a volume");
     daemon.announce("the volume is larger than configured and stays so");
     daemon.use_binary(program);
     if is_by_number {
@@ -274,7 +274,7 @@ fn removed_by_others(program: &str, is_by_number: bool) {
     loop {
         let listed = daemon.json(&["attach", "list"]);
         let failure = listed["attachments"][0]["failure"].as_str().unwrap_or_default().to_owned();
-        if failure.contains("disconnected by somebody else") {
+        if failure.contains("another program has disconnected") {
             break;
         }
         assert!(Instant::now() < until, "{listed}");

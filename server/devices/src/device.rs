@@ -167,7 +167,7 @@ impl Device {
         };
         is_gone.then(|| {
             let what = format!(
-                "{} was disconnected by somebody else; detach the volume with --force, and attach it anew",
+                "another program has disconnected {}; detach the volume with --force, and attach it again",
                 self.path().display()
             );
             Error::new(ErrorKind::NotFound, what)

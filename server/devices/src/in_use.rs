@@ -33,7 +33,7 @@ pub(crate) fn check_unused(what: &str, path: &Path) -> Result<()> {
     }
     if !becomes_idle(path) {
         let what = format!(
-            "{what}: {} is in use: what was written to it before it was closed is still on its way \
+            "{what}: {} is in use: data written before it was closed is still on its way \
              (`spindle status` shows whether the log has room); try again, or use --force, and that is lost",
             path.display()
         );

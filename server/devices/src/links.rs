@@ -61,7 +61,7 @@ impl Links {
         let link = self.path_of(name);
         if let Some(other) = self.linked_elsewhere(name, Some(device)) {
             let error = format!("it leads to {}, which is not this pool's", other.display());
-            tracing::warn!(link = %link.display(), error, "no link to a device was made");
+            tracing::warn!(link = %link.display(), error, "could not make the link to a device");
             return;
         }
         let made = std::fs::create_dir_all(&self.dir).and_then(|()| {
@@ -71,7 +71,7 @@ impl Links {
             std::fs::rename(&fresh, &link)
         });
         if let Err(error) = made {
-            tracing::warn!(link = %link.display(), %error, "no link to a device was made");
+            tracing::warn!(link = %link.display(), %error, "could not make the link to a device");
         }
         udev::forget(&link, Some(device)); // an earlier link may have been removed by others
         udev::announce(&link, device);
@@ -86,7 +86,7 @@ impl Links {
         udev::forget(&link, None);
         match std::fs::remove_file(&link) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(link = %link.display(), %error, "the link to a device stays");
+                tracing::warn!(link = %link.display(), %error, "could not remove the link to a device");
             }
             _ => {}
         }

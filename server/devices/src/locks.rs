@@ -98,7 +98,7 @@ pub(crate) fn lock_served(identifier: &str) -> Result<Option<File>> {
         Ok(lock) => Ok(Some(lock)),
         Err(error) if error.kind() == ErrorKind::Busy => Err(error),
         Err(error) => {
-            tracing::warn!(error = %error.chain(), "a device is not locked against `attach --cleanup`");
+            tracing::warn!(error = %error.chain(), "could not lock a device against `attach --cleanup`");
             Ok(None)
         }
     }

@@ -75,7 +75,7 @@ pub fn serve_if_asked() -> Option<ExitCode> {
         [what, path, value] if what == SET => {
             std::fs::write(path, value.as_encoded_bytes()).map(|()| true)
         }
-        _ => Err(std::io::Error::other("not for people")),
+        _ => Err(std::io::Error::other("for internal use only")),
     };
     Some(match done {
         Ok(true) => ExitCode::SUCCESS,

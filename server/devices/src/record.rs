@@ -92,7 +92,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Record>> {
         let what = format!(
             "read {}: {why}. It says which devices of the kernel belong to this pool, and holds no data of \
              volumes; to start without them, move it away, and remove them by name: `spindle attach --cleanup /dev/ublkb0` (or \
-             /dev/nbd0; `ls /sys/block` shows what there is)",
+             /dev/nbd0; `ls /sys/block` shows all devices)",
             path.display()
         );
         Error::new(ErrorKind::Corrupt, what)

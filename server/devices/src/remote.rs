@@ -172,7 +172,7 @@ impl Served {
                     tracing::info!(device = %path.display(), "the device was disconnected");
                     // Record this before the process can end and lose it.
                     if let Err(error) = Attempt::Over(attachment).write(&attempt_path(&target)) {
-                        tracing::warn!(error = %error.chain(), "the end of an attachment is not noted");
+                        tracing::warn!(error = %error.chain(), "could not record the end of an attachment");
                     }
                     unlink(&target);
                     let removed = blocking(move || device.remove()).await;
@@ -190,7 +190,7 @@ impl Served {
                     let size_bytes = *sizes.borrow_and_update();
                     device = blocking(move || {
                         if let Err(error) = device.resize(size_bytes) {
-                            tracing::warn!(error = %error.chain(), "the device keeps its size");
+                            tracing::warn!(error = %error.chain(), "could not resize a device; the kernel still reports the old size");
                         }
                         Ok(device)
                     })

@@ -24,7 +24,7 @@ pub(crate) fn announce(link: &Path, device: &Path) {
         std::fs::write(Path::new("/sys/block").join(name).join("uevent"), "change\n")
     });
     if let Err(error) = announced {
-        tracing::debug!(device = %device.display(), %error, "udev was not told of a device");
+        tracing::debug!(device = %device.display(), %error, "could not announce a device to udev");
     }
 }
 

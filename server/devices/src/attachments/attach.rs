@@ -108,7 +108,7 @@ impl<V: Volumes> Attachments<V> {
         if blocking(move || device::is_there(&asked)).await.unwrap_or(true) {
             // The driver still has it, so it must be found again.
             error = error.context(
-                "half a device stays; attach the volume again, or give it up with `spindle detach --force`",
+                "the kernel keeps a part of the device; attach the volume again, or give it up with `spindle detach --force`",
             );
             let reservation = Some(reservation);
             let state = State::Failed { error: error.clone(), reservation, is_ours: true };

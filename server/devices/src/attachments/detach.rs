@@ -80,8 +80,9 @@ impl<V: Volumes> Attachments<V> {
         };
         let found = live.iter().find(|(id, attached)| is_it((id, attached)));
         found.map(|(id, _)| *id).ok_or_else(|| {
-            let what =
-                format!("detach {target}: it is not attached; `spindle attach list` shows what is");
+            let what = format!(
+                "detach {target}: it is not attached; `spindle attach list` shows all that are"
+            );
             Error::new(ErrorKind::NotFound, what)
         })
     }

@@ -21,7 +21,7 @@ impl<V: Volumes> Attachments<V> {
             Ok(())
         };
         for error in self.end_all(leave).await {
-            tracing::error!(error = %error.chain(), "a device did not stop in order");
+            tracing::error!(error = %error.chain(), "could not stop a device in order");
         }
     }
 
@@ -53,7 +53,7 @@ impl<V: Volumes> Attachments<V> {
         let remove =
             |served: Slot| served.lock().take().map_or(Ok(()), |device| device.remove(true));
         for error in self.end_all(remove).await {
-            tracing::error!(error = %error.chain(), "a device could not be removed");
+            tracing::error!(error = %error.chain(), "could not remove a device");
         }
     }
 

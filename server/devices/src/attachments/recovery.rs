@@ -158,7 +158,7 @@ impl<V: Volumes> Attachments<V> {
             {
                 let asked = record.clone();
                 let is_there = blocking(move || device::is_there(&asked)).await?;
-                is_there.then_some("its volume has stepped back: answered writes are gone")
+                is_there.then_some("its volume has lost writes that were acknowledged")
             }
             Some(_) => None,
         };
@@ -166,7 +166,7 @@ impl<V: Volumes> Attachments<V> {
             tracing::error!(
                 volume = record.volume, device = ?record.number, reason = refused,
                 "a device is removed from the kernel and not served again: its users get errors; attach \
-                 the volume anew"
+                 the volume again"
             );
             self.remove_from_kernel(record).await?;
             return Ok(None);

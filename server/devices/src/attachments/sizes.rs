@@ -29,7 +29,7 @@ pub(super) fn follow(
             if let Err(error) = resized.await {
                 tracing::warn!(
                     volume = name, error = %error.chain(),
-                    "the device of a volume keeps its size"
+                    "could not resize the device of a volume; the kernel still reports the old size"
                 );
             }
         }

@@ -89,7 +89,7 @@ pub(super) async fn release(target: &Target, attachment: Uuid) {
     if let Err(error) = end(target, attachment).await {
         tracing::warn!(
             error = %error.chain(),
-            "the server was not told that an attachment is over: the next `spindle attach` tells it, or \
+            "could not tell the server that an attachment is over; the next `spindle attach` tells it, or \
              `spindle detach --force` there ends it"
         );
     }

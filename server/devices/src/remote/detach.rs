@@ -34,7 +34,7 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
         };
         if !is_forced && !is_served {
             let what = format!(
-                "detach {asked}: no process serves {}, so that nobody can look whether it is in use; \
+                "detach {asked}: no process serves {}, so its use cannot be checked; \
                  attach it again first, or use --force, and its users get errors",
                 path.display()
             );

@@ -35,7 +35,7 @@ pub(super) fn link(target: &Target, device: &Path) -> PathBuf {
         std::os::unix::fs::symlink(device, &link)
     });
     if let Err(error) = made {
-        tracing::warn!(link = %link.display(), %error, "no link to a device was made");
+        tracing::warn!(link = %link.display(), %error, "could not make the link to a device");
     }
     udev::announce(&link, device);
     link
