@@ -356,7 +356,7 @@ fn open_attachments(
     claims: Arc<Claims>,
     server: Server<PoolExports>,
 ) -> Result<Arc<Attachments>> {
-    let options = devices::Options {
+    let options = devices::AttachmentsOptions {
         dir: config.dir().to_owned(),
         pool_name: config.settings().name.clone(),
         server,

@@ -1,7 +1,7 @@
 //! A device of the kernel, with either driver. Everything here blocks.
 
 use crate::locks::lock_served;
-use crate::record::{AttachOptions, Driver, Record};
+use crate::record::{AttachOptions, DeviceRecord, Driver};
 use crate::{identifiers, probe_process, udev};
 use block::{BlockDevice, Error, ErrorKind, Result};
 use nbd::handshake::Handshake;
@@ -23,7 +23,7 @@ pub(crate) const IO_BYTES_MAX: u32 = 512 << 10;
 const FORCE_GRACE: Duration = Duration::from_secs(5);
 
 /// Parts of a device besides its record.
-pub(crate) struct Parts<E: Exports> {
+pub(crate) struct DeviceParts<E: Exports> {
     /// The volume that it shows.
     pub(crate) shown: Arc<E::Device>,
     /// Name of the volume.
@@ -73,7 +73,7 @@ pub(crate) fn check(driver: Driver) -> Result<()> {
 }
 
 /// Reports whether the kernel has the device of a record.
-pub(crate) fn is_there(record: &Record) -> Result<bool> {
+pub(crate) fn is_there(record: &DeviceRecord) -> Result<bool> {
     let found = match record.options.driver {
         Driver::Ublk => ublk::find(record.cookie)?,
         Driver::Nbd => nbd::kernel::find(&identifiers::of_volume(record.cookie))?,
@@ -92,8 +92,8 @@ pub(crate) fn path_of(driver: Driver, number: u32) -> PathBuf {
 impl Device {
     /// Adds the device of a record. Calls `note` with its number as soon as there is one.
     pub(crate) fn add<E: Exports>(
-        parts: &Parts<E>,
-        record: &Record,
+        parts: &DeviceParts<E>,
+        record: &DeviceRecord,
         note: impl FnOnce(u32) -> Result<()>,
     ) -> Result<Device> {
         match record.options.driver {
@@ -116,7 +116,10 @@ impl Device {
     }
 
     /// Takes over the device that an earlier process left for a record; `None` if there is none.
-    pub(crate) fn recover<E: Exports>(parts: &Parts<E>, record: &Record) -> Result<Option<Device>> {
+    pub(crate) fn recover<E: Exports>(
+        parts: &DeviceParts<E>,
+        record: &DeviceRecord,
+    ) -> Result<Option<Device>> {
         match record.options.driver {
             Driver::Ublk => {
                 let options = ublk_options(parts, record);
@@ -259,7 +262,7 @@ impl Device {
     }
 }
 
-fn ublk_options<E: Exports>(parts: &Parts<E>, record: &Record) -> ublk::Options {
+fn ublk_options<E: Exports>(parts: &DeviceParts<E>, record: &DeviceRecord) -> ublk::Options {
     let AttachOptions { queue_count, queue_depth, logical_block_bytes, .. } = record.options;
     ublk::Options {
         cookie: record.cookie,
@@ -271,7 +274,10 @@ fn ublk_options<E: Exports>(parts: &Parts<E>, record: &Record) -> ublk::Options 
     }
 }
 
-fn nbd_options<E: Exports>(parts: &Parts<E>, record: &Record) -> nbd::kernel::DeviceOptions {
+fn nbd_options<E: Exports>(
+    parts: &DeviceParts<E>,
+    record: &DeviceRecord,
+) -> nbd::kernel::DeviceOptions {
     let limits = parts.shown.limits();
     nbd::kernel::DeviceOptions {
         identifier: identifiers::of_volume(record.cookie),
@@ -296,7 +302,7 @@ struct Backend<E: Exports> {
 }
 
 impl<E: Exports> Backend<E> {
-    fn of(parts: &Parts<E>, record: &Record) -> Result<Backend<E>> {
+    fn of(parts: &DeviceParts<E>, record: &DeviceRecord) -> Result<Backend<E>> {
         let (shown, name, server) = (parts.shown.clone(), parts.name.clone(), parts.server.clone());
         let places = (0..record.options.queue_count).map(|_| server.place());
         let places = places.collect::<Result<_>>()?;

@@ -1,5 +1,5 @@
-//! The identifiers by which the kernel's nbd driver knows devices. It keeps them as long as a device,
-//! whatever becomes of the process that serves it.
+//! The identifiers by which the kernel's nbd driver knows devices. It keeps them as long as a
+//! device, whatever becomes of the process that serves it.
 
 use nbd::client::Target;
 use uuid::Uuid;

@@ -126,8 +126,15 @@ fn becomes_idle(path: &Path) -> bool {
     }
 }
 
-/// Major and minor numbers of a block device and of its partitions.
-fn numbers_of(path: &Path) -> Vec<(u32, u32)> {
+/// Number of a block device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct DeviceNumber {
+    major: u32,
+    minor: u32,
+}
+
+/// Numbers of a block device and of its partitions.
+fn numbers_of(path: &Path) -> Vec<DeviceNumber> {
     let Some(name) = path.file_name() else { return Vec::new() };
     let system = Path::new("/sys/block").join(name);
     let entries = std::fs::read_dir(&system).into_iter().flatten().flatten();
@@ -135,14 +142,14 @@ fn numbers_of(path: &Path) -> Vec<(u32, u32)> {
     let number = |at: PathBuf| {
         let text = std::fs::read_to_string(at.join("dev")).ok()?;
         let (major, minor) = text.trim_end().split_once(':')?;
-        Some((major.parse().ok()?, minor.parse().ok()?))
+        Some(DeviceNumber { major: major.parse().ok()?, minor: minor.parse().ok()? })
     };
     [system.clone()].into_iter().chain(partitions).filter_map(number).collect()
 }
 
 /// Finds a loop device over a block device or a partition of it. The kernel does not report that as
 /// exclusive use.
-fn loop_on(numbers: &[(u32, u32)]) -> Option<String> {
+fn loop_on(numbers: &[DeviceNumber]) -> Option<String> {
     let names = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
     names.map(|entry| entry.path()).find_map(|system| {
         let backing = std::fs::read_to_string(system.join("loop/backing_file")).ok()?;
@@ -152,21 +159,24 @@ fn loop_on(numbers: &[(u32, u32)]) -> Option<String> {
 }
 
 /// Reports whether a process has a block device mapped. It may have closed the file itself.
-fn has_mapped(pid: u32, numbers: &[(u32, u32)]) -> bool {
+fn has_mapped(pid: u32, numbers: &[DeviceNumber]) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     // Address, rights, offset, device, inode, path. Source: man 5 proc_pid_maps.
     let mut paths = maps.lines().filter_map(|line| line.split_once(" /dev/"));
     paths.any(|(_, name)| is_block_of(&Path::new("/dev").join(name.trim()), numbers))
 }
 
-fn is_block_of(path: &Path, numbers: &[(u32, u32)]) -> bool {
+fn is_block_of(path: &Path, numbers: &[DeviceNumber]) -> bool {
     // Do not ask a file server, which may not answer.
     let flags = rustix::fs::AtFlags::STATX_DONT_SYNC;
     let mask = rustix::fs::StatxFlags::TYPE;
     rustix::fs::statx(rustix::fs::CWD, path, flags, mask).is_ok_and(|found| {
         let kind = rustix::fs::FileType::from_raw_mode(found.stx_mode.into());
         kind == rustix::fs::FileType::BlockDevice
-            && numbers.contains(&(found.stx_rdev_major, found.stx_rdev_minor))
+            && numbers.contains(&DeviceNumber {
+                major: found.stx_rdev_major,
+                minor: found.stx_rdev_minor,
+            })
     })
 }
 
@@ -177,7 +187,7 @@ fn processes() -> impl Iterator<Item = u32> {
     pids.filter(|pid| *pid != std::process::id())
 }
 
-fn has_open(pid: u32, numbers: &[(u32, u32)]) -> bool {
+fn has_open(pid: u32, numbers: &[DeviceNumber]) -> bool {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     files.map(|file| file.path()).any(|file| is_block_of(&file, numbers))
 }

@@ -39,7 +39,7 @@ mod udev;
 mod unserved;
 pub mod volumes;
 
-pub use attachments::{AttachmentInfo, Attachments, Options};
+pub use attachments::{AttachmentInfo, Attachments, AttachmentsOptions};
 pub use blocking::blocking;
 pub use record::{AttachOptions, Driver, FILE};
 pub use unserved::{clean_up, clean_up_device, device_in};

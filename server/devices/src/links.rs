@@ -1,4 +1,5 @@
-//! Links to the devices of a pool, with names that do not depend on the number that the kernel chooses.
+//! Links to the devices of a pool, with names that do not depend on the number that the kernel
+//! chooses.
 //!
 //! Invariant: a link that leads to a device of another pool is neither replaced nor removed.
 
@@ -6,7 +7,8 @@ use crate::udev;
 use block::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 
-/// Directory of the links to devices. Source: udev rules of disks also put their links below `/dev`.
+/// Directory of the links to devices. Source: udev rules of disks also put their links below
+/// `/dev`.
 pub(crate) const DIR: &str = "/dev/spindle";
 
 /// The links of a pool.

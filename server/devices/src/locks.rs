@@ -1,8 +1,9 @@
-//! Locks that show which process serves a device of the nbd driver: the driver itself does not tell.
+//! Locks that show which process serves a device of the nbd driver: the driver itself does not
+//! tell.
 //!
 //! Invariants:
-//! - A process holds the lock of a device from before it serves the device until it ends. The kernel
-//!   releases the lock then, however the process ends.
+//! - A process holds the lock of a device from before it serves the device until it ends. The
+//!   kernel releases the lock then, however the process ends.
 //! - The lock of a device for a volume of another machine is named by its URI, before there is a
 //!   device; that of another device by its identifier.
 
@@ -51,23 +52,37 @@ pub(crate) fn lock_unserved(path: &Path, identifier: &str) -> Result<File> {
     })
 }
 
-/// Reports whether a process holds the lock of a device, without taking it; `None` if that cannot be
-/// determined.
+/// Reports whether a process holds the lock of a device, without taking it; `None` if that cannot
+/// be determined.
 pub(crate) fn is_served(identifier: &str) -> Option<bool> {
     use std::os::unix::fs::MetadataExt;
     let name = lock_name(identifier);
     let file = std::fs::metadata(lock_path(&name)).ok()?;
     let process = holder_of(&name)?.as_raw_nonzero().get();
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    let device = (rustix::fs::major(file.dev()), rustix::fs::minor(file.dev()));
-    Some(has_lock(&locks, process, device, file.ino()))
+    Some(has_lock(&locks, process, LockedFile::new(file.dev(), file.ino())))
+}
+
+/// A file as the kernel's list of locks names it.
+#[derive(Clone, Copy)]
+struct LockedFile {
+    /// Numbers of the device of its file system.
+    major: u32,
+    minor: u32,
+    inode: u64,
+}
+
+impl LockedFile {
+    fn new(device: u64, inode: u64) -> LockedFile {
+        LockedFile { major: rustix::fs::major(device), minor: rustix::fs::minor(device), inode }
+    }
 }
 
 /// Parses lines with number, kind, mode, access, process, and device and inode with colons. Source:
 /// proc_locks(5).
-fn has_lock(locks: &str, process: i32, (major, minor): (u32, u32), inode: u64) -> bool {
-    let (process, inode) = (process.to_string(), inode.to_string());
-    let device = format!("{major:02x}:{minor:02x}");
+fn has_lock(locks: &str, process: i32, file: LockedFile) -> bool {
+    let (process, inode) = (process.to_string(), file.inode.to_string());
+    let device = format!("{:02x}:{:02x}", file.major, file.minor);
     let holds = |line: &str| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let kind = fields.next()?;
@@ -118,28 +133,29 @@ mod tests {
     fn whether_a_lock_is_held_is_seen_without_taking_it() {
         let locks = "1: POSIX  ADVISORY  WRITE 12 00:2d:77 0 EOF\n2: FLOCK  ADVISORY  WRITE 3491 00:1a:4711 0 EOF\n\
             2: -> FLOCK  ADVISORY  WRITE 9 00:1a:99 0 EOF\n";
-        let (run, other) = ((0, 0x1a), (0, 0x2d));
-        assert!(has_lock(locks, 3491, run, 4711));
+        let run = |inode| LockedFile { major: 0, minor: 0x1a, inode };
+        let other = |inode| LockedFile { minor: 0x2d, ..run(inode) };
+        assert!(has_lock(locks, 3491, run(4711)));
         assert!(
-            has_lock(locks, 1, run, 4711),
+            has_lock(locks, 1, run(4711)),
             "of a process that has another number in its container"
         );
-        assert!(has_lock(locks, 3491, other, 4711), "on a file system of several devices");
-        assert!(!has_lock(locks, 1, other, 4711), "of another file");
-        assert!(!has_lock(locks, 12, other, 77), "of another kind");
-        assert!(!has_lock(locks, 3491, run, 711) && !has_lock(locks, 9, run, 99));
-        assert!(!has_lock("", 1, run, 1));
+        assert!(has_lock(locks, 3491, other(4711)), "on a file system of several devices");
+        assert!(!has_lock(locks, 1, other(4711)), "of another file");
+        assert!(!has_lock(locks, 12, other(77)), "of another kind");
+        assert!(!has_lock(locks, 3491, run(711)) && !has_lock(locks, 9, run(99)));
+        assert!(!has_lock("", 1, run(1)));
         // Check the format that this kernel writes.
         use std::os::unix::fs::MetadataExt;
         let file = tempfile::tempfile().unwrap();
-        let (device, inode) = (file.metadata().unwrap().dev(), file.metadata().unwrap().ino());
-        let device = (rustix::fs::major(device), rustix::fs::minor(device));
+        let metadata = file.metadata().unwrap();
+        let locked = LockedFile::new(metadata.dev(), metadata.ino());
         let read = || std::fs::read_to_string("/proc/locks").unwrap();
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
         let own = i32::try_from(std::process::id()).unwrap();
-        assert!(has_lock(&read(), own, device, inode), "{}", read());
+        assert!(has_lock(&read(), own, locked), "{}", read());
         rustix::fs::flock(&file, rustix::fs::FlockOperation::Unlock).unwrap();
-        assert!(!has_lock(&read(), own, device, inode));
+        assert!(!has_lock(&read(), own, locked));
     }
 
     #[test]

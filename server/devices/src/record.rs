@@ -61,7 +61,7 @@ fn is_zero(number: &u64) -> bool {
 /// One attached volume in `attachments.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Record {
+pub(crate) struct DeviceRecord {
     pub(crate) volume: u32,
     /// The kernel's number of the device; absent until it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -84,10 +84,10 @@ pub(crate) struct Record {
 #[serde(deny_unknown_fields)]
 struct Document {
     version: u32,
-    attachments: Vec<Record>,
+    attachments: Vec<DeviceRecord>,
 }
 
-pub(crate) fn read(path: &Path) -> Result<Vec<Record>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<DeviceRecord>> {
     let damaged = |why: String| {
         let what = format!(
             "read {}: {why}. It says which devices of the kernel belong to this pool, and holds no data of \
@@ -110,7 +110,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Record>> {
     Ok(document.attachments)
 }
 
-pub(crate) fn write(path: &Path, attachments: Vec<Record>) -> Result<()> {
+pub(crate) fn write(path: &Path, attachments: Vec<DeviceRecord>) -> Result<()> {
     let document = Document { version: VERSION, attachments };
     let mut bytes = serde_json::to_vec_pretty(&document)
         .map_err(|error| Error::with_source(ErrorKind::Io, "encode attachments", error))?;
@@ -122,7 +122,7 @@ pub(crate) fn write(path: &Path, attachments: Vec<Record>) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn record(driver: Driver, dead_timeout_seconds: u64) -> Record {
+    fn record(driver: Driver, dead_timeout_seconds: u64) -> DeviceRecord {
         let options = AttachOptions {
             driver,
             queue_count: 2,
@@ -132,7 +132,7 @@ mod tests {
             dead_timeout_seconds,
         };
         let (number, cookie) = (Some(7), u64::MAX);
-        Record {
+        DeviceRecord {
             volume: 3,
             number,
             cookie,
@@ -151,7 +151,7 @@ mod tests {
         let records = [record(Driver::Ublk, 0), record(Driver::Nbd, 60)];
         write(&path, records.to_vec()).unwrap();
         assert_eq!(read(&path).unwrap(), records);
-        let write_through = Record { is_write_through: true, ..record(Driver::Ublk, 0) };
+        let write_through = DeviceRecord { is_write_through: true, ..record(Driver::Ublk, 0) };
         write(&path, vec![write_through.clone()]).unwrap();
         assert_eq!(read(&path).unwrap(), [write_through]);
         write(&path, records.to_vec()).unwrap();

@@ -44,8 +44,8 @@ pub use detach::detach;
 /// Time for relays to end at an orderly stop. Requests in flight are sent again later.
 const LEAVE_GRACE: Duration = Duration::from_millis(500);
 
-/// Longest wait for programs that only read the start of devices, such as udev, to close a removed one.
-/// Chosen by hand.
+/// Longest wait for programs that only read the start of devices, such as udev, to close a removed
+/// one. Chosen by hand.
 const GONE_WAIT: Duration = Duration::from_secs(1);
 const DISCONNECTED_IN_USE: &str =
     "its device was disconnected while something used it: unmount that, and attach again";
@@ -138,12 +138,12 @@ pub async fn serve(
     let path = device.path();
     let link = link(&target, &path);
     announce(&path, &link);
-    let served = Served { target, attachment, device, refusal, sizes };
+    let served = ServedDevice { target, attachment, device, refusal, sizes };
     served.until(stopped).await
 }
 
 /// A device that this process serves.
-struct Served {
+struct ServedDevice {
     target: Target,
     attachment: Uuid,
     device: Device,
@@ -153,10 +153,10 @@ struct Served {
     sizes: watch::Receiver<u64>,
 }
 
-impl Served {
+impl ServedDevice {
     /// Serves the device until `stopped`, until it is detached, or until the server refuses it.
     async fn until(self, mut stopped: Pin<&mut impl Future<Output = ()>>) -> Result<()> {
-        let Served { target, attachment, mut device, mut refusal, mut sizes } = self;
+        let ServedDevice { target, attachment, mut device, mut refusal, mut sizes } = self;
         let path = device.path();
         loop {
             tokio::select! {

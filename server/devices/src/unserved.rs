@@ -4,26 +4,27 @@
 
 use crate::device::path_of;
 use crate::locks::{is_served, lock_unserved};
-use crate::record::{Driver, FILE, Record, read, write};
+use crate::record::{DeviceRecord, Driver, FILE, read, write};
 use crate::{identifiers, in_use, udev};
 use block::{Error, ErrorKind, Result, VolumeId};
 use std::path::{Path, PathBuf};
 
-/// Describes the device of a volume according to directory `dir`; `None` if it has none. Without `volume`, any volume
-/// counts. For a process that has the directory while no daemon runs.
+/// Describes the device of a volume according to directory `dir`; `None` if it has none. Without
+/// `volume`, any volume counts. For a process that has the directory while no daemon runs.
 ///
 /// # Errors
 /// `Corrupt`: the list is damaged, or of a later version.
 pub fn device_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<String>> {
     let records = read(&dir.join(FILE))?;
-    let is_meant = |record: &&Record| volume.is_none_or(|volume| volume.0 == record.volume);
+    let is_meant = |record: &&DeviceRecord| volume.is_none_or(|volume| volume.0 == record.volume);
     let Some(record) = records.iter().find(is_meant) else { return Ok(None) };
     let device = record.number.map(|number| path_of(record.options.driver, number));
     let device = device.unwrap_or_else(|| "a device".into());
     Ok(Some(format!("{}, which waits for the daemon", device.display())))
 }
 
-/// Removes the device at a path from the kernel, whichever process made it. Returns a message for a person. Blocks.
+/// Removes the device at a path from the kernel, whichever process made it. Returns a message for a
+/// person. Blocks.
 ///
 /// # Errors
 /// `Busy`: a process serves it. `Invalid`: it is no such device.
@@ -32,8 +33,8 @@ pub fn clean_up_device(device: &str) -> Result<String> {
     Ok(format!("{device} is removed"))
 }
 
-/// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person. Blocks. The caller
-/// holds the directory, so that no daemon starts meanwhile.
+/// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person.
+/// Blocks. The caller holds the directory, so that no daemon starts meanwhile.
 ///
 /// # Errors
 /// `Busy`: a process serves some of the devices, for example if `dir` is a copy: those stay.
@@ -44,7 +45,7 @@ pub fn clean_up(dir: &Path) -> Result<String> {
 /// Removes the devices of a list with `delete`, and takes each from the list.
 fn clean_up_list(
     path: &Path,
-    delete: impl Fn(&Record) -> Result<Option<PathBuf>>,
+    delete: impl Fn(&DeviceRecord) -> Result<Option<PathBuf>>,
 ) -> Result<String> {
     let mut records = read(path)?;
     let (mut removed, mut left) = (Vec::new(), Vec::new());
@@ -74,13 +75,13 @@ fn clean_up_list(
 ///
 /// # Errors
 /// `Busy`: a process serves it, for example because `attachments.json` was copied from elsewhere.
-pub(crate) fn delete(record: &Record) -> Result<Option<PathBuf>> {
+pub(crate) fn delete(record: &DeviceRecord) -> Result<Option<PathBuf>> {
     let deleted = delete_unserved(record)?;
     deleted.iter().for_each(|path| udev::gone(path));
     Ok(deleted)
 }
 
-fn delete_unserved(record: &Record) -> Result<Option<PathBuf>> {
+fn delete_unserved(record: &DeviceRecord) -> Result<Option<PathBuf>> {
     match record.options.driver {
         Driver::Nbd => {
             let identifier = identifiers::of_volume(record.cookie);
@@ -177,7 +178,7 @@ mod tests {
     fn cleanup_keeps_devices_that_a_process_serves() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
-        let record = |volume| Record {
+        let record = |volume| DeviceRecord {
             volume,
             number: Some(volume),
             cookie: 9,
@@ -194,7 +195,7 @@ mod tests {
             },
         };
         write(&path, vec![record(1), record(2), record(3)]).unwrap();
-        let delete = |record: &Record| match record.volume {
+        let delete = |record: &DeviceRecord| match record.volume {
             2 => Err(Error::new(ErrorKind::Busy, "remove /dev/ublkb2: process 12 serves it")),
             number => Ok(Some(path_of(Driver::Ublk, number))),
         };

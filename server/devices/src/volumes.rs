@@ -1,8 +1,8 @@
 //! The volumes that devices show, as this crate needs them: the caller implements these traits.
 //!
 //! Invariants:
-//! - A volume that is reserved for a device stays as it is: it is not removed, made smaller, or given
-//!   to a client that wants it alone, as long as the reservation lives.
+//! - A volume that is reserved for a device stays as it is: it is not removed, made smaller, or
+//!   given to a client that wants it alone, as long as the reservation lives.
 //! - The names and states that these traits return are plain values of the moment of the call.
 
 use block::{BlockDevice, Epoch, Result, VolumeId};
@@ -57,8 +57,8 @@ pub trait Volumes: Send + Sync + 'static {
     /// Ends the attachments of all clients to a volume by force, durably.
     ///
     /// # Errors
-    /// `Unavailable`: they are ended, but requests are still running or queued; try again. Errors of
-    /// writing the list of clients.
+    /// `Unavailable`: they are ended, but requests are still running or queued; try again. Errors
+    /// of writing the list of clients.
     fn end_clients(&self, id: VolumeId) -> impl Future<Output = Result<()>> + Send;
 
     /// Reports whether any client has a volume attached.

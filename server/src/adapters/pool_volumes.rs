@@ -3,8 +3,8 @@
 //!
 //! Invariants:
 //! - A device has a reservation of its volume, like a client that attaches over the network.
-//! - Without a daemon, both lists in the directory are asked before a volume counts as free: that of
-//!   devices and that of clients.
+//! - Without a daemon, both lists in the directory are asked before a volume counts as free: that
+//!   of devices and that of clients.
 
 use crate::glue::exports::PoolExports;
 use block::{Epoch, Result, VolumeId};
@@ -132,8 +132,8 @@ impl devices::Volume for PoolVolume {
     }
 }
 
-/// Describes the user of a volume according to directory `dir`; `None` if it is not attached. Without `volume`, any
-/// volume counts. For a process that has the directory while no daemon runs.
+/// Describes the user of a volume according to directory `dir`; `None` if it is not attached.
+/// Without `volume`, any volume counts. For a process that has the directory while no daemon runs.
 ///
 /// # Errors
 /// `Corrupt`: a list is damaged, or of a later version.
@@ -146,10 +146,12 @@ pub(crate) fn user_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<Str
     Ok(label.map(|label| format!("a device of client {label}")))
 }
 
-/// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person. Blocks.
+/// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person.
+/// Blocks.
 ///
 /// # Errors
-/// `Busy`: a daemon runs, or a process serves some of the devices, for example if `dir` is a copy: those stay.
+/// `Busy`: a daemon runs, or a process serves some of the devices, for example if `dir` is a copy:
+/// those stay.
 pub(crate) fn clean_up(dir: &Path) -> Result<String> {
     devices::stacked::check(&[dir.to_owned()])?;
     // Held until the end, so that no daemon starts meanwhile.

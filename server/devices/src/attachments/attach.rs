@@ -1,19 +1,20 @@
 //! Attaches volumes: checks, the reservation, the record, and the new device.
 //!
-//! Invariant: the list names a device, with the settings that the kernel gets, before the kernel has
-//! it, and its number before it can be used.
+//! Invariant: the list names a device, with the settings that the kernel gets, before the kernel
+//! has it, and its number before it can be used.
 
-use super::{AttachmentInfo, Attachments, Live, LiveList, State, changeable};
+use super::{Attached, AttachedList, AttachedState, AttachmentInfo, Attachments, changeable};
 use crate::blocking::blocking;
 use crate::device::{self, Device, IO_BYTES_MAX};
 use crate::planted::planted;
-use crate::record::{AttachOptions, Driver, Record, read, write};
+use crate::record::{AttachOptions, DeviceRecord, Driver, read, write};
 use crate::volumes::{Volume as _, Volumes};
 use block::env::random_bytes;
 use block::{Error, ErrorKind, Result, VolumeId};
 
-/// Most queues that a device gets by default, and the fraction (one in this number) of the queues still possible.
-/// Chosen by hand: with the default budget the first devices get four queues, and the eleventh gets one.
+/// Most queues that a device gets by default, and the fraction (one in this number) of the queues
+/// still possible. Chosen by hand: with the default budget the first devices get four queues, and
+/// the eleventh gets one.
 const QUEUES_MAX: u16 = 4;
 const QUEUES_PART: u64 = 4;
 
@@ -21,9 +22,9 @@ impl<V: Volumes> Attachments<V> {
     /// Attaches a volume.
     ///
     /// # Errors
-    /// `NotFound`: there is no such volume. `Busy`: it is attached, or other clients have it open, or another pool has
-    /// its link. `Unsupported`, `Denied`: this machine lacks a feature or a permission. `Invalid`: the options.
-    /// `Unavailable`: the daemon is stopping.
+    /// `NotFound`: there is no such volume. `Busy`: it is attached, or other clients have it open,
+    /// or another pool has its link. `Unsupported`, `Denied`: this machine lacks a feature or a
+    /// permission. `Invalid`: the options. `Unavailable`: the daemon is stopping.
     pub async fn attach(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
         let attached = self.attach_unreported(name, options).await;
         self.show().await;
@@ -45,12 +46,12 @@ impl<V: Volumes> Attachments<V> {
         })?;
         let id = volume.id();
         match live.get(&id).map(|attached| &attached.state) {
-            Some(State::Served(_)) => {
+            Some(AttachedState::Served(_)) => {
                 let link = self.links.path_of(name);
                 let what = format!("attach volume {name}: it is attached as {}", link.display());
                 return Err(Error::new(ErrorKind::Busy, what));
             }
-            Some(&State::Failed { is_ours, .. }) => {
+            Some(&AttachedState::Failed { is_ours, .. }) => {
                 return self.attach_again(live, id, name, is_ours, options).await;
             }
             None => {}
@@ -69,7 +70,7 @@ impl<V: Volumes> Attachments<V> {
                 Error::new(ErrorKind::NotFound, what)
             })?;
         let cookie = u64::from_le_bytes(random_bytes());
-        let mut record = Record {
+        let mut record = DeviceRecord {
             volume: id.0,
             number: None,
             cookie,
@@ -84,7 +85,7 @@ impl<V: Volumes> Attachments<V> {
         match self.add(&volume, &mut record).await {
             Ok(device) => {
                 let served = self.serve(&volume, sizes, device, reservation);
-                live.insert(id, Live { record, state: State::Served(served) });
+                live.insert(id, Attached { record, state: AttachedState::Served(served) });
                 // It has no users yet, and its partition table may still be on its way.
                 Ok(self.info(&live[&id], false).await)
             }
@@ -95,12 +96,12 @@ impl<V: Volumes> Attachments<V> {
         }
     }
 
-    /// Keeps the remains of a failed attach in the list, if the kernel has any. Returns the error to
-    /// report.
+    /// Keeps the remains of a failed attach in the list, if the kernel has any. Returns the error
+    /// to report.
     async fn keep_failed(
         &self,
-        live: &mut LiveList<V>,
-        record: Record,
+        live: &mut AttachedList<V>,
+        record: DeviceRecord,
         reservation: V::Reservation,
         mut error: Error,
     ) -> Error {
@@ -111,8 +112,8 @@ impl<V: Volumes> Attachments<V> {
                 "the kernel keeps a part of the device; attach the volume again, or give it up with `spindle detach --force`",
             );
             let reservation = Some(reservation);
-            let state = State::Failed { error: error.clone(), reservation, is_ours: true };
-            live.insert(id, Live { record, state });
+            let state = AttachedState::Failed { error: error.clone(), reservation, is_ours: true };
+            live.insert(id, Attached { record, state });
         }
         if let Err(late) = self.write(live) {
             tracing::warn!(
@@ -125,24 +126,28 @@ impl<V: Volumes> Attachments<V> {
     }
 
     /// Adds a device to the kernel and notes its number in `record` and on disk.
-    pub(super) async fn add(&self, volume: &V::Volume, record: &mut Record) -> Result<Device> {
+    pub(super) async fn add(
+        &self,
+        volume: &V::Volume,
+        record: &mut DeviceRecord,
+    ) -> Result<Device> {
         record.number = None;
         record.is_write_through = volume.is_write_through();
         let parts = self.parts(volume, record);
         let (path, planned, recording) =
             (self.path.clone(), record.clone(), self.recording.clone());
         let added = blocking(move || {
-            let enter = |record: Record| {
+            let enter = |record: DeviceRecord| {
                 let _recording = recording.lock();
                 let mut records = read(&path)?;
                 records.retain(|other| other.volume != record.volume);
                 records.push(record);
                 write(&path, records)
             };
-            // This precedes the kernel's device, so that any leftover can be found, with the settings that the kernel
-            // was told.
+            // This precedes the kernel's device, so that any leftover can be found, with the
+            // settings that the kernel was told.
             let is_late = planted().cache_noted_late;
-            enter(Record {
+            enter(DeviceRecord {
                 is_write_through: planned.is_write_through && !is_late,
                 ..planned.clone()
             })?;
@@ -150,7 +155,7 @@ impl<V: Volumes> Attachments<V> {
                 if planted().ends_in_attach {
                     std::process::abort();
                 }
-                enter(Record { number: Some(number), ..planned.clone() })
+                enter(DeviceRecord { number: Some(number), ..planned.clone() })
             })
         });
         let device = added.await?;
@@ -160,7 +165,7 @@ impl<V: Volumes> Attachments<V> {
     }
 
     /// Returns the options with their number of queues, for which there is memory.
-    fn with_queues(&self, live: &LiveList<V>, options: AttachOptions) -> Result<AttachOptions> {
+    fn with_queues(&self, live: &AttachedList<V>, options: AttachOptions) -> Result<AttachOptions> {
         if options.driver != Driver::Ublk {
             return Ok(options); // its connections have their own bound
         }
@@ -189,8 +194,8 @@ impl<V: Volumes> Attachments<V> {
     }
 }
 
-/// Default number of queues of a device: as many as processors, but only a part of those that the memory still has room
-/// for, so that many devices fit, and at least one.
+/// Default number of queues of a device: as many as processors, but only a part of those that the
+/// memory still has room for, so that many devices fit, and at least one.
 pub(super) fn queues_of_choice(room: u64, processors: usize) -> u16 {
     let few = u16::try_from(room / QUEUES_PART).unwrap_or(u16::MAX);
     let wanted = u16::try_from(processors).unwrap_or(u16::MAX).min(QUEUES_MAX);

@@ -1,20 +1,21 @@
 //! Detaches volumes: from devices of this machine, and by force from clients.
 
-use super::{Attachments, Live, LiveList, Slot, State, changeable};
+use super::{Attached, AttachedList, AttachedState, Attachments, DeviceSlot, changeable};
 use crate::blocking::blocking;
 use crate::device;
 use crate::in_use;
-use crate::record::Record;
+use crate::record::DeviceRecord;
 use crate::volumes::{Volume as _, Volumes};
 use block::{Error, ErrorKind, Result, VolumeId};
 use std::path::Path;
 
 impl<V: Volumes> Attachments<V> {
-    /// Detaches a volume, by its name, its link or its device. Without `is_forced` the device must be unused.
+    /// Detaches a volume, by its name, its link or its device. Without `is_forced` the device must
+    /// be unused.
     ///
     /// # Errors
-    /// `NotFound`: it is not attached. `Busy`: a file system or the like uses it, or a program has it open.
-    /// `Unavailable`: the daemon is stopping.
+    /// `NotFound`: it is not attached. `Busy`: a file system or the like uses it, or a program has
+    /// it open. `Unavailable`: the daemon is stopping.
     pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
         let detached = self.detach_unreported(target, is_forced).await;
         self.show().await;
@@ -34,7 +35,7 @@ impl<V: Volumes> Attachments<V> {
         let attached = &live[&id];
         let name = self.name_of(id);
         match &attached.state {
-            State::Served(served) => {
+            AttachedState::Served(served) => {
                 let removed = remove_served(&name, served.device.clone(), is_forced).await;
                 if let Err(error) = removed {
                     if served.device.lock().is_none() {
@@ -45,7 +46,7 @@ impl<V: Volumes> Attachments<V> {
                 }
                 served.resizes.abort();
             }
-            State::Failed { error, .. } if !is_forced => {
+            AttachedState::Failed { error, .. } if !is_forced => {
                 let what = format!(
                     "detach volume {name}: its device is not served ({}); --force removes it, and its \
                      users get errors",
@@ -53,9 +54,9 @@ impl<V: Volumes> Attachments<V> {
                 );
                 return Err(Error::new(ErrorKind::Busy, what));
             }
-            State::Failed { .. } => self.remove_from_kernel(&attached.record).await?,
+            AttachedState::Failed { .. } => self.remove_from_kernel(&attached.record).await?,
         }
-        let Record { number, options, .. } = attached.record;
+        let DeviceRecord { number, options, .. } = attached.record;
         let device = number.map(|number| device::path_of(options.driver, number));
         self.links.remove(&name, device.as_deref());
         let gone = live.remove(&id).expect("found above");
@@ -70,11 +71,11 @@ impl<V: Volumes> Attachments<V> {
         Ok(name)
     }
 
-    fn find(&self, live: &LiveList<V>, target: &str) -> Result<VolumeId> {
+    fn find(&self, live: &AttachedList<V>, target: &str) -> Result<VolumeId> {
         let path = Path::new(target);
-        let is_it = |(id, attached): (&VolumeId, &Live<V::Reservation>)| {
+        let is_it = |(id, attached): (&VolumeId, &Attached<V::Reservation>)| {
             let name = self.name_of(*id);
-            let Record { number, options, .. } = attached.record;
+            let DeviceRecord { number, options, .. } = attached.record;
             let device = number.map(|number| device::path_of(options.driver, number));
             target == name || path == self.links.path_of(&name) || Some(path) == device.as_deref()
         };
@@ -112,7 +113,7 @@ impl<V: Volumes> Attachments<V> {
 ///
 /// # Errors
 /// `Busy`: it is in use, or just being detached. Errors of the kernel.
-async fn remove_served(name: &str, slot: Slot, is_forced: bool) -> Result<()> {
+async fn remove_served(name: &str, slot: DeviceSlot, is_forced: bool) -> Result<()> {
     let name = name.to_owned();
     let removed = blocking(move || {
         let mut slot = slot.lock();

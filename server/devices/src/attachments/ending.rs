@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing is attached or detached afterwards.
 
-use super::{AT_ONCE_MAX, Attachments, Slot, State};
+use super::{AT_ONCE_MAX, AttachedState, Attachments, DeviceSlot};
 use crate::blocking::blocking;
 use crate::volumes::Volumes;
 use block::{Error, ErrorKind, Result};
@@ -10,13 +10,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that requests in flight have at an orderly stop. The next daemon gets those that are not answered by then.
+/// Time that requests in flight have at an orderly stop. The next daemon gets those that are not
+/// answered by then.
 const LEAVE_GRACE: Duration = Duration::from_secs(5);
 
 impl<V: Volumes> Attachments<V> {
-    /// Stops serving in order: requests that were begun are answered, and the devices wait for the next daemon.
+    /// Stops serving in order: requests that were begun are answered, and the devices wait for the
+    /// next daemon.
     pub async fn leave(&self) {
-        let leave = |served: Slot| {
+        let leave = |served: DeviceSlot| {
             served.lock().take().into_iter().for_each(|device| device.leave(LEAVE_GRACE));
             Ok(())
         };
@@ -28,7 +30,7 @@ impl<V: Volumes> Attachments<V> {
     /// Ends all served devices concurrently, as each may take seconds. Returns the errors.
     async fn end_all(
         &self,
-        end: impl Fn(Slot) -> Result<()> + Copy + Send + 'static,
+        end: impl Fn(DeviceSlot) -> Result<()> + Copy + Send + 'static,
     ) -> Vec<Error> {
         let mut ending = tokio::task::JoinSet::new();
         let turns = Arc::new(tokio::sync::Semaphore::new(AT_ONCE_MAX));
@@ -47,25 +49,25 @@ impl<V: Volumes> Attachments<V> {
         failures
     }
 
-    /// Ends the devices of a pool that is no longer ours. Their users get errors, because later reads would not return
-    /// what they wrote.
+    /// Ends the devices of a pool that is no longer ours. Their users get errors, because later
+    /// reads would not return what they wrote.
     pub async fn abandon(&self) {
         let remove =
-            |served: Slot| served.lock().take().map_or(Ok(()), |device| device.remove(true));
+            |served: DeviceSlot| served.lock().take().map_or(Ok(()), |device| device.remove(true));
         for error in self.end_all(remove).await {
             tracing::error!(error = %error.chain(), "could not remove a device");
         }
     }
 
-    async fn take_served(&self) -> Vec<Slot> {
+    async fn take_served(&self) -> Vec<DeviceSlot> {
         let all = self.live.lock().await.take();
         let served =
             all.into_iter().flat_map(BTreeMap::into_values).filter_map(|live| match live.state {
-                State::Served(served) => {
+                AttachedState::Served(served) => {
                     served.resizes.abort();
                     Some(served.device)
                 }
-                State::Failed { .. } => None,
+                AttachedState::Failed { .. } => None,
             });
         served.collect()
     }

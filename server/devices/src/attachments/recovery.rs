@@ -5,8 +5,11 @@
 //!   the state that the device's users have seen.
 //! - A failed attachment stays in the list, and keeps its reservation of the volume.
 
-use super::{AT_ONCE_MAX, AttachOptions, AttachmentInfo, Attachments, Live, Record, Served, State};
-use super::{LiveList, changeable};
+use super::{
+    AT_ONCE_MAX, AttachOptions, Attached, AttachedState, AttachmentInfo, Attachments, DeviceRecord,
+    Served,
+};
+use super::{AttachedList, changeable};
 use crate::blocking::blocking;
 use crate::device::{self, Device};
 use crate::volumes::{Volume as _, Volumes};
@@ -16,35 +19,35 @@ use futures::{StreamExt, stream};
 use std::collections::BTreeMap;
 
 /// An attached volume that is not served, with its reservation.
-struct Begun<R> {
+struct BegunRecovery<R> {
     id: VolumeId,
     /// No other node has owned the pool since it was last served.
     is_ours: bool,
-    record: Record,
+    record: DeviceRecord,
     reservation: Option<R>,
 }
 
 /// The result of serving a volume again.
-enum Outcome<R> {
-    Served(Live<R>),
+enum RecoveryOutcome<R> {
+    Served(Attached<R>),
     /// Its device is gone for good.
     Gone,
-    Failed(Error, Live<R>),
+    Failed(Error, Attached<R>),
 }
 
 /// Takes what is needed to serve an attached volume again; `None` if it is served.
 fn begin<R>(
-    live: &mut BTreeMap<VolumeId, Live<R>>,
+    live: &mut BTreeMap<VolumeId, Attached<R>>,
     id: VolumeId,
     is_ours: bool,
-) -> Option<Begun<R>> {
+) -> Option<BegunRecovery<R>> {
     let attached = live.get_mut(&id)?;
     match &mut attached.state {
-        State::Failed { reservation, .. } => {
+        AttachedState::Failed { reservation, .. } => {
             let (record, reservation) = (attached.record.clone(), reservation.take());
-            Some(Begun { id, is_ours, record, reservation })
+            Some(BegunRecovery { id, is_ours, record, reservation })
         }
-        State::Served(_) => None,
+        AttachedState::Served(_) => None,
     }
 }
 
@@ -53,20 +56,20 @@ fn begin<R>(
 /// # Errors
 /// The error for which the volume is not served.
 fn enter<R>(
-    live: &mut BTreeMap<VolumeId, Live<R>>,
+    live: &mut BTreeMap<VolumeId, Attached<R>>,
     id: VolumeId,
-    outcome: Outcome<R>,
+    outcome: RecoveryOutcome<R>,
 ) -> Result<()> {
     match outcome {
-        Outcome::Served(served) => {
+        RecoveryOutcome::Served(served) => {
             live.insert(id, served);
             Ok(())
         }
-        Outcome::Gone => {
+        RecoveryOutcome::Gone => {
             live.remove(&id);
             Ok(())
         }
-        Outcome::Failed(error, kept) => {
+        RecoveryOutcome::Failed(error, kept) => {
             live.insert(id, kept);
             Err(error)
         }
@@ -109,7 +112,7 @@ impl<V: Volumes> Attachments<V> {
     /// outcome is known.
     async fn recover_into(
         &self,
-        live: &mut LiveList<V>,
+        live: &mut AttachedList<V>,
         id: VolumeId,
         is_ours: bool,
     ) -> Result<()> {
@@ -120,19 +123,21 @@ impl<V: Volumes> Attachments<V> {
 
     async fn recover_begun(
         &self,
-        mut begun: Begun<V::Reservation>,
-    ) -> (VolumeId, Outcome<V::Reservation>) {
+        mut begun: BegunRecovery<V::Reservation>,
+    ) -> (VolumeId, RecoveryOutcome<V::Reservation>) {
         let served = self.recover_one(&mut begun).await;
-        let Begun { id, is_ours, record, reservation } = begun;
+        let BegunRecovery { id, is_ours, record, reservation } = begun;
         let outcome = match served {
-            Ok(Some(served)) => Outcome::Served(Live { record, state: State::Served(served) }),
-            Ok(None) => Outcome::Gone,
+            Ok(Some(served)) => {
+                RecoveryOutcome::Served(Attached { record, state: AttachedState::Served(served) })
+            }
+            Ok(None) => RecoveryOutcome::Gone,
             Err(error) => {
                 let is_shared = record.options.is_shared;
                 let reservation = reservation
                     .or_else(|| self.volumes.reserve(id, &self.name_of(id), is_shared).ok());
-                let state = State::Failed { error: error.clone(), reservation, is_ours };
-                Outcome::Failed(error, Live { record, state })
+                let state = AttachedState::Failed { error: error.clone(), reservation, is_ours };
+                RecoveryOutcome::Failed(error, Attached { record, state })
             }
         };
         (id, outcome)
@@ -143,9 +148,9 @@ impl<V: Volumes> Attachments<V> {
     /// if one is needed, even if that fails, because parts of the device may stay in the kernel.
     async fn recover_one(
         &self,
-        begun: &mut Begun<V::Reservation>,
+        begun: &mut BegunRecovery<V::Reservation>,
     ) -> Result<Option<Served<V::Reservation>>> {
-        let Begun { id, is_ours, record, reservation } = begun;
+        let BegunRecovery { id, is_ours, record, reservation } = begun;
         let volume = self.volumes.find(*id);
         let refused = match &volume {
             None => Some("its volume was removed"),
@@ -202,7 +207,7 @@ impl<V: Volumes> Attachments<V> {
     /// waiting in the kernel.
     pub(super) async fn attach_again(
         &self,
-        live: &mut LiveList<V>,
+        live: &mut AttachedList<V>,
         id: VolumeId,
         name: &str,
         is_ours: bool,

@@ -1,6 +1,6 @@
 //! The state of attached volumes, for administrators: lists, conditions, and users of volumes.
 
-use super::{Attachments, Live, LiveList, State, changeable};
+use super::{Attached, AttachedList, AttachedState, Attachments, changeable};
 use crate::blocking::blocking;
 use crate::device::Device;
 use crate::in_use;
@@ -31,8 +31,8 @@ pub struct AttachmentInfo {
     pub write_count: u64,
     /// Flush requests since this daemon began to serve it.
     pub flush_count: u64,
-    /// Discard requests since this daemon began to serve it. They include requests to write zeroes if the driver counts
-    /// those as discards.
+    /// Discard requests since this daemon began to serve it. They include requests to write zeroes
+    /// if the driver counts those as discards.
     #[serde(default)]
     pub discard_count: u64,
     /// Bytes read since this daemon began to serve it.
@@ -49,8 +49,8 @@ pub struct AttachmentInfo {
 }
 
 impl<V: Volumes> Attachments<V> {
-    /// Raises a condition for each attached volume that is not served and for each silent client, and clears those of
-    /// the others.
+    /// Raises a condition for each attached volume that is not served and for each silent client,
+    /// and clears those of the others.
     pub async fn show(&self) {
         self.volumes.report_clients();
         // The holder of the lock is attaching or detaching, and reports the result itself.
@@ -61,13 +61,13 @@ impl<V: Volumes> Attachments<V> {
     }
 
     /// Like [`Attachments::show`], for the caller that holds the lock.
-    pub(super) fn show_live(&self, live: &LiveList<V>) {
+    pub(super) fn show_live(&self, live: &AttachedList<V>) {
         let mut failing = Vec::new();
         for (id, attached) in live {
             let name = self.name_of(*id);
             let failure = match &attached.state {
-                State::Failed { error, .. } => Some(error.clone()),
-                State::Served(served) => match served.device.try_lock() {
+                AttachedState::Failed { error, .. } => Some(error.clone()),
+                AttachedState::Served(served) => match served.device.try_lock() {
                     Some(mut slot) => slot.as_mut().and_then(Device::failure),
                     None => {
                         failing.push(name); // unchanged
@@ -109,7 +109,8 @@ impl<V: Volumes> Attachments<V> {
         Ok(infos)
     }
 
-    /// Tells whether a device of a volume, here or on another machine, waits while there is no daemon.
+    /// Tells whether a device of a volume, here or on another machine, waits while there is no
+    /// daemon.
     pub fn has_users(&self) -> bool {
         // If the lock is taken, an attach or a detach is under way, which is not waited for.
         let has_devices = self
@@ -122,7 +123,7 @@ impl<V: Volumes> Attachments<V> {
     /// `checks_use`: reports whether the device is in use, which can take seconds.
     pub(super) async fn info(
         &self,
-        attached: &Live<V::Reservation>,
+        attached: &Attached<V::Reservation>,
         checks_use: bool,
     ) -> AttachmentInfo {
         let volume = self.name_of(VolumeId(attached.record.volume));
@@ -142,8 +143,8 @@ impl<V: Volumes> Attachments<V> {
             failure: None,
         };
         match &attached.state {
-            State::Failed { error, .. } => info.failure = Some(error.chain()),
-            State::Served(served) => {
+            AttachedState::Failed { error, .. } => info.failure = Some(error.chain()),
+            AttachedState::Served(served) => {
                 let device = served.device.clone();
                 let seen = blocking(move || {
                     let mut slot = device.lock();

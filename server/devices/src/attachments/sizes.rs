@@ -1,9 +1,9 @@
 //! Sizes of devices, which follow the sizes of their volumes.
 //!
-//! Invariant: the kernel never gets an older size after a newer one, which would cut off data of the
-//! device's users.
+//! Invariant: the kernel never gets an older size after a newer one, which would cut off data of
+//! the device's users.
 
-use super::{Attachments, Slot, State};
+use super::{AttachedState, Attachments, DeviceSlot};
 use crate::blocking::blocking;
 use crate::volumes::{Volume as _, Volumes};
 use block::{Conditions, Job, Result, VolumeId};
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 /// aborted.
 pub(super) fn follow(
     name: String,
-    device: Slot,
+    device: DeviceSlot,
     mut sizes: watch::Receiver<u64>,
     conditions: Conditions,
 ) -> JoinHandle<()> {
@@ -41,15 +41,15 @@ pub(super) fn follow(
 }
 
 impl<V: Volumes> Attachments<V> {
-    /// Makes the device of a volume follow its size. Returns, for display, the reason if the device does not follow, or
-    /// not yet.
+    /// Makes the device of a volume follow its size. Returns, for display, the reason if the device
+    /// does not follow, or not yet.
     pub async fn why_size_stays(&self, volume: VolumeId) -> Option<String> {
         let device = {
             // The holder of the lock is attaching or detaching, which is not waited for.
             let live = self.live.try_lock().ok()?;
             match &live.as_ref()?.get(&volume)?.state {
-                State::Served(served) => served.device.clone(),
-                State::Failed { .. } => return None, // it follows when it is served again
+                AttachedState::Served(served) => served.device.clone(),
+                AttachedState::Failed { .. } => return None, // it follows when it is served again
             }
         };
         let newest = self.volumes.find(volume)?.size_changes();
@@ -67,9 +67,9 @@ impl<V: Volumes> Attachments<V> {
     }
 }
 
-/// Tells the kernel the newest size of a volume. The holder of the device does so, because an older size would cut off
-/// data of its users. Returns whether the device has it now. Blocks.
-fn set_newest(device: &Slot, newest: &watch::Receiver<u64>) -> Result<bool> {
+/// Tells the kernel the newest size of a volume. The holder of the device does so, because an older
+/// size would cut off data of its users. Returns whether the device has it now. Blocks.
+fn set_newest(device: &DeviceSlot, newest: &watch::Receiver<u64>) -> Result<bool> {
     let mut slot = device.lock();
     let Some(device) = &mut *slot else { return Ok(true) };
     let size_bytes = *newest.borrow();

@@ -9,7 +9,7 @@ use nbd::ServerOptions;
 use std::path::Path;
 
 fn attachments(dir: &Path, volumes: &TwinVolumes) -> Attachments<TwinVolumes> {
-    let options = Options {
+    let options = AttachmentsOptions {
         dir: dir.to_owned(),
         pool_name: "main".to_owned(),
         server: Server::new(Arc::new(volumes.clone()), ServerOptions::default()).unwrap(),
@@ -31,7 +31,7 @@ const OPTIONS: AttachOptions = AttachOptions {
 
 /// Leaves the state of a daemon that was killed while volume 1 is attached.
 fn note_attached(dir: &Path) -> PathBuf {
-    let record = Record {
+    let record = DeviceRecord {
         volume: 1,
         number: Some(7),
         cookie: 9,
@@ -126,7 +126,7 @@ async fn an_attached_volume_that_is_not_served_is_a_condition() {
     let attachments = attachments(place.path(), &TwinVolumes::named(&["db"]));
     let failed = |error: &str| {
         let error = Error::new(ErrorKind::Unsupported, error.to_owned());
-        State::Failed { error, reservation: None, is_ours: true }
+        AttachedState::Failed { error, reservation: None, is_ours: true }
     };
     {
         // The state if the kernel does not give the device back.
@@ -165,8 +165,8 @@ async fn clients_of_a_volume_are_detached_only_by_force() {
     }
 }
 
-/// Whatever the kernel of this machine supports: the pool was another node's meanwhile, so its device
-/// is removed and not served.
+/// Another node has owned the pool meanwhile, so the device is removed and not served. The result
+/// does not depend on the drivers that this machine has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_device_of_a_volume_that_another_node_has_owned_is_not_served_again() {
     let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Ends the attachment of a volume of another machine: its process, its device, and the server's part.
+//! Ends the attachment of a volume of another machine: its process, its device, and the server's
+//! part.
 
 use super::{Attempt, attempt_path, end, find, forget, unlink};
 use crate::blocking::blocking;

@@ -49,8 +49,8 @@ impl Relay {
             size_bytes: first.size_bytes,
             logical_block_bytes: options.logical_block_bytes,
             transmission_flags: first.transmission_flags & !transmission_flag::CAN_MULTI_CONN,
-            // With several connections, the kernel would drop one on its own, and the server could not
-            // be told in time.
+            // With several connections, the kernel would drop one on its own, and the server could
+            // not be told in time.
             connection_count: 1,
             dead_timeout: options.dead_timeout,
             set_attribute: probe_process::set_attribute,

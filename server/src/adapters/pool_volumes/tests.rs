@@ -40,7 +40,7 @@ fn attachments(config: &Config, open: &OpenPool) -> Attachments {
     let epoch = open.ownership.epoch();
     let claims = Arc::new(Claims::open(config.dir(), epoch, Epoch(0), |_, _, _| true).unwrap());
     let exports = Arc::new(PoolExports::new(open.pool.clone(), claims.clone()));
-    let options = devices::Options {
+    let options = devices::AttachmentsOptions {
         dir: config.dir().to_owned(),
         pool_name: "main".to_owned(),
         server: Server::new(exports, ServerOptions::default()).unwrap(),
