@@ -23,10 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("api", &["block"]),
     ("cli", &["api", "block"]),
     ("devices", &["block", "nbd", "ublk"]),
-    (
-        "server",
-        &["api", "block", "cli", "control", "devices", "engine", "nbd", "tiering", "ublk", "wal"],
-    ),
+    ("server", &["api", "block", "cli", "control", "devices", "engine", "nbd", "tiering", "wal"]),
     ("tests", &[]),
     ("benches", &["block", "engine", "nbd", "server", "tiering", "ublk", "wal"]),
 ];
