@@ -5,9 +5,10 @@
 
 use crate::planted::planted;
 use crate::probe_process;
+use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest wait for programs that have a device open just for a moment. Chosen by hand: udev looks
 /// at a device whenever a writer has closed it.
@@ -84,14 +85,14 @@ pub(crate) fn is_in_use(path: &Path) -> Result<bool> {
 /// are missed.
 fn opened_by(path: &Path) -> Option<String> {
     let numbers = numbers_of(path);
-    let until = Instant::now() + CLOSE_WAIT;
+    let until = SystemClock.now() + CLOSE_WAIT;
     loop {
         if let Some(device) = loop_on(&numbers) {
             return Some(format!("{device} (losetup)"));
         }
         let user =
             processes().find(|pid| has_open(*pid, &numbers) || has_mapped(*pid, &numbers))?;
-        if Instant::now() >= until {
+        if SystemClock.now() >= until {
             let name = std::fs::read_to_string(format!("/proc/{user}/comm")).unwrap_or_default();
             return Some(format!("process {user} ({})", name.trim_end()));
         }
@@ -108,12 +109,12 @@ fn opened_by(path: &Path) -> Option<String> {
 fn becomes_idle(path: &Path) -> bool {
     let Some(name) = path.file_name() else { return true };
     let inflight = Path::new("/sys/block").join(name).join("inflight");
-    let until = Instant::now() + IDLE_WAIT;
+    let until = SystemClock.now() + IDLE_WAIT;
     let mut idle_since = None;
     loop {
         // Reads and writes, including flushes. Source: Documentation/ABI/stable/sysfs-block.
         let counts = std::fs::read_to_string(&inflight).unwrap_or_default();
-        let now = Instant::now();
+        let now = SystemClock.now();
         if counts.split_ascii_whitespace().any(|count| count != "0") {
             idle_since = None;
         } else if now.duration_since(*idle_since.get_or_insert(now)) >= IDLE {

@@ -8,6 +8,7 @@
 //! holds nothing that others wait for, and it ends when the device is served again.
 
 use crate::planted::planted;
+use block::env::{Clock, SystemClock};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -16,7 +17,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// First argument of such a process. For internal use only.
 const VERB: &str = "--of-a-block-device";
@@ -137,13 +138,13 @@ fn run(arguments: &[OsString]) -> std::io::Result<(ExitStatus, String)> {
 }
 
 fn wait(child: &mut Child) -> std::io::Result<Option<ExitStatus>> {
-    let until = Instant::now() + ANSWER_WAIT;
+    let until = SystemClock.now() + ANSWER_WAIT;
     let mut pause = LOOK_MIN;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        if Instant::now() >= until {
+        if SystemClock.now() >= until {
             return Ok(None);
         }
         std::thread::sleep(pause);

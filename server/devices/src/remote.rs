@@ -20,6 +20,7 @@ use crate::blocking::blocking;
 use crate::identifiers;
 use crate::locks::lock;
 use attempt::{Attempt, attempt_path, choose, end, forget, release};
+use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use identity::claim_of;
 use link::{link, unlink};
@@ -29,7 +30,7 @@ use nbd::wire::{ClaimRequest, Intent};
 use relay::Relay;
 use std::path::Path;
 use std::pin::Pin;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -217,10 +218,10 @@ async fn continued(target: &Target) -> Result<Option<Uuid>> {
     let identifier = identifiers::of_remote(target, attachment);
     let is_gone = blocking(move || {
         kernel::delete(&identifier)?;
-        let until = Instant::now() + GONE_WAIT;
+        let until = SystemClock.now() + GONE_WAIT;
         loop {
             let is_gone = kernel::find(&identifier)?.is_none();
-            if is_gone || Instant::now() >= until {
+            if is_gone || SystemClock.now() >= until {
                 return Ok(is_gone);
             }
             std::thread::sleep(GONE_WAIT / 50);

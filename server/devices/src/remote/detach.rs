@@ -6,11 +6,12 @@ use crate::blocking::blocking;
 use crate::identifiers;
 use crate::in_use::check_unused;
 use crate::locks::{holder_of, lock};
+use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use nbd::client::Target;
 use nbd::kernel;
 use std::fs::File;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest wait for a process to leave its device. Chosen by hand.
 const STOP_WAIT: Duration = Duration::from_secs(10);
@@ -102,10 +103,10 @@ async fn detach_attempt(target: &Target) -> Result<String> {
 /// device back.
 fn stop_serving(target: &Target) -> Result<File> {
     let name = target.to_string();
-    let until = Instant::now() + STOP_WAIT;
+    let until = SystemClock.now() + STOP_WAIT;
     loop {
         match lock(&name) {
-            Err(error) if error.kind() == ErrorKind::Busy && Instant::now() < until => {}
+            Err(error) if error.kind() == ErrorKind::Busy && SystemClock.now() < until => {}
             outcome => return outcome,
         }
         if let Some(pid) = holder_of(&name) {
