@@ -8,16 +8,14 @@ use crate::record::AttachOptions;
 use crate::volumes::Volumes;
 use block::conditions::Report;
 use block::{ConditionKind, Result, VolumeId};
-use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// An attached volume as shown to administrators.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachmentInfo {
     /// Name of the volume.
     pub volume: String,
     /// The block device; absent if it is not served.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<PathBuf>,
     /// The link with a stable name that leads to it.
     pub link: PathBuf,
@@ -33,18 +31,14 @@ pub struct AttachmentInfo {
     pub flush_count: u64,
     /// Discard requests since this daemon began to serve it. They include requests to write zeroes
     /// if the driver counts those as discards.
-    #[serde(default)]
     pub discard_count: u64,
     /// Bytes read since this daemon began to serve it.
-    #[serde(default)]
     pub read_bytes: u64,
     /// Bytes of write requests since this daemon began to serve it, including requests that failed.
-    #[serde(default)]
     pub written_bytes: u64,
     /// Requests that failed.
     pub failure_count: u64,
     /// Reason why it is not served.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
