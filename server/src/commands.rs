@@ -6,11 +6,11 @@
 //! - A mistake in the arguments or in the configuration is found before anything is asked, and is a
 //!   [`Failure::Usage`].
 
+use crate::adapters::pool_volumes;
 use crate::config::{self, Config, Override};
 use crate::handlers;
 use crate::offline;
-use crate::process::lock_memory;
-use crate::removal;
+use crate::process::{self, lock_memory};
 use crate::serve::Signals;
 use api::config::{ConfigInfo, ConfigRow, VersionInfo};
 use api::key::{KeyRequest, NewKey};
@@ -26,6 +26,7 @@ use cli::args::{
 };
 use cli::{output, print};
 use control::keys::KeySource;
+use engine::removal;
 use engine::restore::Asked;
 use std::path::Path;
 use std::process::ExitCode;
@@ -249,18 +250,22 @@ fn checked_place(url: &str) -> Result<String, Failure> {
 async fn pool(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
     match command {
         PoolCommand::Rm { pool } => {
-            let removed = removal::remove(&load_pool(pool)?).await?;
+            let config = load_pool(pool)?;
+            process::prepare();
+            let check = |name: &str| pool_volumes::check_detached(config.dir(), name);
+            let removed = removal::remove(&config.pool(), check).await?;
             let removed = handlers::pool_removed(removed);
             output::emit(cli.output, &removed, print::pool_removed)?;
         }
         PoolCommand::Restore { pool } => {
-            let restored = removal::restore(&load_pool(pool)?).await?;
+            process::prepare();
+            let restored = removal::restore(&load_pool(pool)?.pool()).await?;
             let restored = handlers::pool_restored(restored);
             output::emit(cli.output, &restored, print::pool_restored)?;
         }
         PoolCommand::Purge { pool, now } => {
             let config = load_pool(pool)?;
-            let purged = handlers::pool_purged(removal::purge(&config, *now).await?);
+            let purged = handlers::pool_purged(removal::purge(&config.pool(), *now).await?);
             let text = |purged: &_| print::pool_purged(purged, config.dir());
             output::emit(cli.output, &purged, text)?;
         }

@@ -7,7 +7,6 @@
 
 pub mod adapters;
 pub mod admin;
-mod closed_pool;
 mod commands;
 pub mod config;
 pub mod demo;
@@ -17,5 +16,4 @@ mod lookout;
 mod offline;
 pub mod process;
 pub mod reader;
-pub mod removal;
 pub mod serve;

@@ -6,12 +6,12 @@
 //!   from the store alone.
 
 use crate::admin::AdminHandler;
-use crate::closed_pool::ClosedPool;
 use crate::config::Config;
 use crate::handlers::{AdminPool, answers_closed};
 use api::volume::VolumeRequest;
 use api::{Reply, Request};
 use block::Result;
+use engine::closed_pool::ClosedPool;
 use engine::opening::Opening;
 
 /// Asks the daemon that runs on the directory, or carries out the request in this process if none
@@ -34,7 +34,7 @@ pub(crate) async fn ask(config: Config, request: Request) -> Result<Reply> {
 
 async fn open(config: Config, request: &Request) -> Result<impl AdminHandler> {
     if answers_closed(request)
-        && let Some(closed) = crate::serve::look(&config).await?
+        && let Some(closed) = engine::closed_pool::look(&config.pool()).await?
     {
         return Ok(Offline::Closed(closed));
     }

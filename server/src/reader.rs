@@ -8,9 +8,7 @@
 
 use crate::config::Config;
 use crate::glue::copy_exports::CopyExports;
-use crate::serve::{
-    EXIT_AT_ONCE, Signals, listen, prepare_process, reload_tls, server_options, watch_signal,
-};
+use crate::serve::{EXIT_AT_ONCE, Signals, listen, reload_tls, server_options, watch_signal};
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
@@ -62,7 +60,7 @@ pub async fn serve_copy(
     (url, env_prefix): (&str, Option<&str>),
     announce: impl FnOnce(&[String]),
 ) -> Result<()> {
-    prepare_process();
+    crate::process::prepare();
     let mut signals = Signals::new()?;
     let hangups = watch_signal(SignalKind::hangup())?;
     let mut pinning = std::pin::pin!(pin(config, url, env_prefix));

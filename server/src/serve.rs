@@ -2,28 +2,24 @@
 
 mod closing;
 mod daemon_jobs;
-mod looking;
 
 pub(crate) use closing::{EXIT_AT_ONCE, EXIT_LOG_FAILED};
-pub(crate) use looking::look;
 
 use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::config::Config;
 use crate::glue::exports::PoolExports;
 use crate::handlers::{AdminPool, DaemonParts};
+use crate::process;
 use block::{Error, ErrorKind, Job, Result};
 use control::keys::KeySource;
 use control::store::Store;
 use daemon_jobs::{serve_listener, start_jobs};
 use engine::claims::Claims;
-use engine::conditions;
 use engine::copies::Copies;
 use engine::jobs::Need;
 use engine::open_pool::OpenPool;
 use engine::opening::{Opening, settle_step_back};
-use engine::pool::StepBack;
-use engine::record::VolumeRecord;
 use engine::scrub::Scrub;
 use nbd::{Access, Exports, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -39,10 +35,6 @@ const STOP_GRACE: Duration = Duration::from_secs(10);
 /// that only loses its connection may come back and continue as if nothing had happened; one that gets an error does
 /// not. Chosen by hand: most clients send a request in that time.
 const LOG_FAILURE_TOLD: Duration = Duration::from_secs(3);
-/// Interval at which the owner checks that it still owns the pool. Chosen by hand: one listing.
-const OWNERSHIP_CHECK: Duration = Duration::from_secs(5);
-/// Pause between two checks for snapshots that are due.
-const SCHEDULE_CHECK: Duration = Duration::from_secs(5);
 /// Interval of the checks for removed volumes that are due.
 const PURGE_CHECK: Duration = Duration::from_secs(60);
 
@@ -184,7 +176,7 @@ struct Front {
 /// with the error whether devices wait for the next daemon.
 async fn open_front(config: &Config, open: &OpenPool) -> std::result::Result<Front, (Error, bool)> {
     let unused = |error| (error, false);
-    let claims = Arc::new(open_claims(config, open).map_err(unused)?);
+    let claims = Arc::new(open.open_claims().map_err(unused)?);
     let server = nbd_server(config, open, claims.clone()).map_err(unused)?;
     let attachments = open_attachments(config, open, claims, server.clone()).map_err(unused)?;
     let copies = Arc::new(open.copies().await.start().await);
@@ -219,12 +211,12 @@ async fn open_with_volumes(
     opening: Opening,
     stop: impl Future<Output = ()>,
 ) -> Result<Option<OpenPool>> {
-    prepare_process();
+    process::prepare();
     let mut stop = std::pin::pin!(stop);
     let opened = engine::opening::open_until(&config.pool(), opening, stop.as_mut()).await?;
     let Some(open) = opened else { return Ok(None) };
     let made = tokio::select! {
-        made = make_configured(config, &open) => made.map(|()| true),
+        made = open.make_configured() => made.map(|()| true),
         () = stop => Ok(false),
     };
     match made {
@@ -238,15 +230,6 @@ async fn open_with_volumes(
             Err(error)
         }
     }
-}
-
-async fn make_configured(config: &Config, open: &OpenPool) -> Result<()> {
-    open.make_volumes().await?;
-    // A volume that the store did not know was just created again: its earlier clients see an empty one.
-    if let Some(cause @ (StepBack::LostLog | StepBack::TakeOver)) = open.step_back {
-        open.pool.note_step_back(cause, open.ownership.epoch()).await?;
-    }
-    settle_step_back(config.dir())
 }
 
 /// Refuses places for which this daemon would wait forever.
@@ -294,60 +277,8 @@ pub async fn open_offline(config: &Config, opening: Opening) -> Result<OpenPool>
 /// # Errors
 /// Those of [`engine::opening::open`].
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
-    prepare_process();
+    process::prepare();
     engine::opening::open(&config.pool(), opening).await
-}
-
-/// Sets up the process for serving.
-pub(crate) fn prepare_process() {
-    raise_open_files();
-    keep_pages_small();
-}
-
-/// Disables huge pages, so that only memory that is needed is in use: buffers come and go, and with
-/// huge pages each one that still has a used part counts as 2 MiB. Measured with 75 s of random
-/// writes and a budget of 448 MiB: 305 MiB at most instead of 478, 196 MiB at rest instead of 440,
-/// and no slower.
-fn keep_pages_small() {
-    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
-        tracing::debug!(%error, "huge pages stay as the system has them");
-    }
-}
-
-/// Raises the limit of open files to the maximum that the system allows, so that connections, files
-/// of the log and side files do not run out of them at the same time.
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    if let Err(error) = raised {
-        tracing::warn!(%error, current = ?limit.current, "the limit of open files stays as it is");
-    }
-}
-
-/// Opens the claims without the clients of volumes that have stepped back: they have seen writes that are gone.
-fn open_claims(config: &Config, open: &OpenPool) -> Result<Claims> {
-    let (records, now) = (open.pool.records(), open.ownership.epoch());
-    let claims = Claims::open(
-        config.dir(),
-        now,
-        open.node.clients_epoch(),
-        |volume, epoch, was_stepped_back| {
-            let is_as_it_was = |record: &VolumeRecord| {
-                record.id == volume && !record.has_stepped_back_since(epoch, was_stepped_back)
-            };
-            open.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
-        },
-    )?;
-    // The order matters: a list is never older than the epoch recorded for it.
-    if claims.is_written() && open.node.clients_epoch() < now {
-        open.node.note_clients_epoch(now)?;
-    }
-    let pool = open.pool.clone();
-    Ok(claims.settled_by(move |_volume| {
-        let pool = pool.clone();
-        async move { pool.settle().await }
-    }))
 }
 
 fn open_attachments(
@@ -485,69 +416,6 @@ pub(crate) fn reload_tls<E: Exports>(server: &Server<E>) {
             error = %error.chain(),
             "TLS certificates were not read anew; those from before stay in use: correct the file and send SIGHUP again"
         ),
-    }
-}
-
-/// Checks from time to time that the pool is still ours, and otherwise stops acknowledging.
-async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
-    loop {
-        tokio::select! {
-            () = tokio::time::sleep(OWNERSHIP_CHECK) => {}
-            _ = stop.wait_for(|stop| *stop) => return,
-        }
-        let checked = tokio::select! {
-            checked = open.ownership.check() => checked,
-            _ = stop.wait_for(|stop| *stop) => return,
-        };
-        match checked {
-            Ok(()) => conditions::show_contact(&open.conditions, None),
-            Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Corrupt) => {
-                open.pool.fence(error);
-                return;
-            }
-            // Nothing is known; a store that is away must not stop the writers.
-            Err(error) => {
-                conditions::show_contact(&open.conditions, Some(&error.chain()));
-            }
-        }
-    }
-}
-
-/// Fetches the data of a restored pool that only the copy has, in the slow lane.
-async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
-    let Some(restored) = open.restored.clone() else { return };
-    let (pool, store) = (open.pool.clone(), open.store.clone());
-    let key = open.keys.lock().await.newest().key.clone();
-    let is_whole = open.is_whole.clone();
-    drop(open);
-    let lane = pool.tier().background().clone();
-    let fetching = lane.spawn(async move {
-        tokio::select! {
-            () = restored.hydrate(&pool, &store, &key, &is_whole) => {}
-            _ = stop.wait_for(|stop| *stop) => {}
-        }
-    });
-    if let Err(error) = fetching.await
-        && error.is_panic()
-    {
-        // The supervisor of this job handles it.
-        std::panic::resume_unwind(error.into_panic());
-    }
-}
-
-async fn run_schedules(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
-    loop {
-        tokio::select! {
-            () = tokio::time::sleep(SCHEDULE_CHECK) => {}
-            _ = stop.wait_for(|stop| *stop) => return,
-        }
-        let (made, removed) = tokio::select! {
-            done = open.pool.run_schedules() => done,
-            _ = stop.wait_for(|stop| *stop) => return,
-        };
-        if made + removed > 0 {
-            tracing::info!(made, removed, "snapshots by schedule");
-        }
     }
 }
 

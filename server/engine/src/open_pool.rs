@@ -6,10 +6,13 @@
 //!   is released only if the store holds everything: another machine may then open it without having
 //!   to accept a loss.
 
+use crate::claims::Claims;
 use crate::config::PoolConfig;
 use crate::copies::Copies;
 use crate::failed_log;
+use crate::opening::settle_step_back;
 use crate::pool::{Pool, StepBack, VolumeTraits};
+use crate::record::VolumeRecord;
 use crate::restore::Restored;
 use crate::scrub::Scrub;
 use block::{Error, ErrorKind, Result};
@@ -61,6 +64,48 @@ impl OpenPool {
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool> {
         &self.pool
+    }
+
+    /// Makes the configured volumes, and settles what earlier losses and take-overs have left to do.
+    ///
+    /// # Errors
+    /// Those of making a volume and of the log.
+    pub async fn make_configured(&self) -> Result<()> {
+        self.make_volumes().await?;
+        // A volume that the store did not know was just created again: its earlier clients see an empty one.
+        if let Some(cause @ (StepBack::LostLog | StepBack::TakeOver)) = self.step_back {
+            self.pool.note_step_back(cause, self.ownership.epoch()).await?;
+        }
+        settle_step_back(self.config.dir())
+    }
+
+    /// Opens the claims without the clients of volumes that have stepped back: they have seen writes
+    /// that are gone.
+    ///
+    /// # Errors
+    /// Those of reading and writing the list in the node's directory.
+    pub fn open_claims(&self) -> Result<Claims> {
+        let (records, now) = (self.pool.records(), self.ownership.epoch());
+        let claims = Claims::open(
+            self.config.dir(),
+            now,
+            self.node.clients_epoch(),
+            |volume, epoch, was_stepped_back| {
+                let is_as_it_was = |record: &VolumeRecord| {
+                    record.id == volume && !record.has_stepped_back_since(epoch, was_stepped_back)
+                };
+                self.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
+            },
+        )?;
+        // The order matters: a list is never older than the epoch recorded for it.
+        if claims.is_written() && self.node.clients_epoch() < now {
+            self.node.note_clients_epoch(now)?;
+        }
+        let pool = self.pool.clone();
+        Ok(claims.settled_by(move |_volume| {
+            let pool = pool.clone();
+            async move { pool.settle().await }
+        }))
     }
 
     /// Creates the configured volumes that are missing, and grows or re-configures the others as the configuration

@@ -7,7 +7,7 @@
 //!   of devices and that of clients.
 
 use crate::glue::exports::PoolExports;
-use block::{Epoch, Result, VolumeId};
+use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use control::manifest::NodeDir;
 use devices::Volumes;
 use engine::claims::{Claim, Claims, ClientInfo};
@@ -144,6 +144,19 @@ pub(crate) fn user_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<Str
     let is_meant = |id: u32| volume.is_none_or(|volume| volume.0 == id);
     let label = engine::claims::label_in(dir, is_meant)?;
     Ok(label.map(|label| format!("a device of client {label}")))
+}
+
+/// Refuses to remove the pool `name` while one of its volumes is attached, according to directory
+/// `dir`.
+///
+/// # Errors
+/// `Busy`, with the user; `Corrupt`: a list of users is damaged.
+pub(crate) fn check_detached(dir: &Path, name: &str) -> Result<()> {
+    let Some(user) = user_in(dir, None)? else { return Ok(()) };
+    let what = format!(
+        "remove pool {name}: a volume is attached as {user}; {FREE_OFFLINE}: `spindle attach list` shows which"
+    );
+    Err(Error::new(ErrorKind::Busy, what))
 }
 
 /// Removes the devices that a daemon on `dir` left from the kernel. Returns a message for a person.

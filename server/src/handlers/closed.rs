@@ -10,7 +10,6 @@ use super::snapshot::{Held, snapshot_info};
 use super::status::{condition_counts, space_info, tier_info};
 use super::volume::{VolumeSeen, by_name, dedup_info, named_volume, volume_info_of};
 use crate::admin::AdminHandler;
-use crate::closed_pool::ClosedPool;
 use api::copy::CopyRequest;
 use api::pool::PoolRequest;
 use api::scrub::ScrubRequest;
@@ -19,6 +18,7 @@ use api::status::{AtRisk, ConditionInfo, DestageInfo, LogInfo, StatusInfo};
 use api::volume::{VolumeInfo, VolumeRequest};
 use api::{Reply, Request};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
+use engine::closed_pool::ClosedPool;
 use engine::pool::NamedSnapshot;
 use engine::record::{VolumeRecord, VolumeState};
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ fn volumes(pool: &ClosedPool) -> Result<Vec<VolumeInfo>> {
     let names: BTreeMap<u32, &str> =
         records.iter().map(|record| (record.id, record.name.as_str())).collect();
     let (stalled, dedup) = (pool.tier.asides(), pool.tier.dedup_status());
-    let retention = pool.config.settings().deleted_retention.duration();
+    let retention = pool.config.retention;
     let info = |record: &VolumeRecord| {
         let origin = pool.origin(record, &names, &snapshots);
         // In a pool that was closed in order, a stalled volume lacks writes that no
@@ -104,7 +104,7 @@ async fn status_of(pool: &ClosedPool) -> Result<StatusInfo> {
         at_risk: AtRisk { oldest_seconds: 0.0, bytes: 0 },
         log: LogInfo {
             used_bytes: 0,
-            ring_bytes: pool.config.settings().log.size.0,
+            ring_bytes: pool.config.log.ring_bytes,
             last_lsn: lsn,
             durable_lsn: lsn,
             destaged_lsn: lsn,
@@ -120,7 +120,7 @@ async fn status_of(pool: &ClosedPool) -> Result<StatusInfo> {
             .map(|restored| restore_info(restored, restored.origin.is_whole)),
         nbd: None,
         cache: None,
-        memory_bytes_max: pool.config.budget().total_bytes,
+        memory_bytes_max: pool.config.memory_bytes_max,
         key_slots: convert::key_slots(pool.keys.slots()),
         has_recovery_key: pool.keys.has_recovery(),
         warnings: conditions.iter().map(ConditionInfo::line).collect(),

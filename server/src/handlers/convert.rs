@@ -3,7 +3,6 @@
 //! Invariant: a conversion loses nothing that the other side needs, and decides nothing.
 
 use crate::config::options;
-use crate::removal;
 use api::config::{ExampleInfo, OptionInfo};
 use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver};
 use api::key::{KeySlotInfo, NewKey, Secret, SlotKind};
@@ -15,6 +14,7 @@ use engine::claims;
 use engine::copies;
 use engine::fsck::PoolReport;
 use engine::record::Durability;
+use engine::removal;
 use engine::restore::PoolOfCopy;
 use engine::schedule::Keep;
 use std::time::Duration;

@@ -1,14 +1,14 @@
 //! Supervised jobs of a daemon that do not belong to the pool.
 
-use super::{
-    OpenPool, hydrate, purge_removed, reload_certificates, run_schedules, watch_ownership,
-};
+use super::{purge_removed, reload_certificates};
 use crate::adapters::pool_volumes::Attachments;
 use crate::glue::exports::PoolExports;
 use crate::handlers::AdminPool;
 use crate::lookout;
 use block::{Error, ErrorKind, Job};
 use engine::jobs::{Jobs, Need};
+use engine::open_pool::OpenPool;
+use engine::pool_jobs::{hydrate, run_schedules, watch_ownership};
 use nbd::{Listener, Server};
 use std::sync::Arc;
 use tokio::signal::unix::Signal;

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 #[test]
 fn huge_pages_are_off_in_a_process_that_opens_pools() {
-    keep_pages_small();
+    process::keep_pages_small();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     // Kernels before 5.0 do not report it.
     let said = status.lines().find(|line| line.starts_with("THP_enabled:"));
@@ -106,14 +106,18 @@ async fn commands_that_only_look_take_and_write_nothing() {
         Request::Pool(PoolRequest::Status {}),
     ];
     std::fs::create_dir(place.path().join("b")).unwrap();
-    let refused = look(&b).await.err().expect("it is open on the other one");
+    let refused =
+        engine::closed_pool::look(&b.pool()).await.err().expect("it is open on the other one");
     assert_eq!(refused.kind(), ErrorKind::Busy, "{}", refused.chain());
     pool.close().await.unwrap();
     let before = contents(&place.path().join("store"));
     for config in [&b, &a] {
         for request in &looks {
             assert!(answers_closed(request));
-            let look = look(config).await.unwrap().expect("it was closed in order");
+            let look = engine::closed_pool::look(&config.pool())
+                .await
+                .unwrap()
+                .expect("it was closed in order");
             match look.handle(request.clone()).await.unwrap() {
                 Reply::Volumes { volumes } => assert_eq!(volumes[0].name, "db"),
                 Reply::Volume(volume) => assert_eq!(volume.size_bytes, 1 << 20),
@@ -136,5 +140,5 @@ async fn commands_that_only_look_take_and_write_nothing() {
     let pool = open(&a, Opening::Existing).await.unwrap();
     assert!(pool.ownership.may_replay(Epoch(1)), "it has always been of this directory");
     crash(pool).await;
-    assert!(look(&a).await.unwrap().is_none());
+    assert!(engine::closed_pool::look(&a.pool()).await.unwrap().is_none());
 }

@@ -87,6 +87,12 @@ async fn an_attached_volume_of_the_pool_is_known_by_its_name() {
     open.close().await.unwrap();
 }
 
+/// Removes the pool without a daemon.
+async fn removed(config: &Config) -> Result<engine::removal::PoolRemoved> {
+    let check = |name: &str| check_detached(config.dir(), name);
+    engine::removal::remove(&config.pool(), check).await
+}
+
 /// Removes `db` without a daemon, and expects a refusal.
 async fn refused_offline(config: &Config, words: &[&str]) {
     let (name, mode) = ("db".to_owned(), RemoveMode::Restorable);
@@ -95,7 +101,7 @@ async fn refused_offline(config: &Config, words: &[&str]) {
     let offline = AdminPool::offline(open).await;
     let of_volume = offline.handle(remove).await.unwrap_err();
     offline.close().await.unwrap();
-    let of_pool = crate::removal::remove(config).await.unwrap_err();
+    let of_pool = removed(config).await.unwrap_err();
     for error in [of_volume, of_pool] {
         assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
         for word in words.iter().chain(&["detach it first", "attach --cleanup"]) {
@@ -126,7 +132,7 @@ async fn attached_volume_is_not_removed_without_a_daemon() {
     refused_offline(&config, &["client far-away"]).await;
     // A damaged list says nothing about the users of volumes.
     std::fs::write(&clients, "{").unwrap();
-    assert_eq!(crate::removal::remove(&config).await.unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(removed(&config).await.unwrap_err().kind(), ErrorKind::Corrupt);
     std::fs::remove_file(&clients).unwrap();
-    crate::removal::remove(&config).await.unwrap();
+    removed(&config).await.unwrap();
 }

@@ -1,43 +1,29 @@
 //! Tests of removing, restoring and purging pools.
 
 use super::*;
-use crate::config::Override;
+use crate::record::Durability;
+use crate::testing::pool_config;
 use block::{BlockDevice, WriteFlags};
 use control::manifest::{NodeDir, Ownership, Terms};
 use control::store::testing::{Fault, FaultyStore};
-use engine::record::Durability;
 use std::path::Path;
 use tempfile::TempDir;
 
 const WEEK: Duration = Duration::from_secs(7 * 86_400);
 
-/// A small pool below `place`, served from its directory `dir`.
-fn config(place: &Path, dir: &str) -> Config {
+/// Configures a small pool below `place`, served from its directory `dir`.
+fn config(place: &Path, dir: &str) -> PoolConfig {
     std::fs::create_dir_all(place.join(dir)).unwrap();
-    let set = |key, value: &str| Override {
-        key,
-        flag: "--test",
-        value: toml::Value::String(value.to_owned()),
-    };
-    let path = |name: &str| place.join(name).display().to_string();
-    let set = [
-        set("dir", &path(dir)),
-        set("store", &path("store")),
-        set("keys.file", &path("key")),
-        set("log.size", "16MiB"),
-        set("log.file_size", "1MiB"),
-        set("cache.size", "0"),
-    ];
-    Config::load(None, &set).unwrap()
+    pool_config(place, dir)
 }
 
-async fn write(open: &engine::open_pool::OpenPool, volume: &str, text: &'static [u8]) {
+async fn write(open: &crate::open_pool::OpenPool, volume: &str, text: &'static [u8]) {
     let volume = open.pool().volume(volume).unwrap();
     volume.write(0, text.into(), WriteFlags { fua: false }).await.unwrap();
 }
 
-async fn read(config: &Config, volume: &str, byte_count: usize) -> Vec<u8> {
-    let open = serve::open(config, Opening::Existing).await.unwrap();
+async fn read(config: &PoolConfig, volume: &str, byte_count: usize) -> Vec<u8> {
+    let open = opening::open(config, Opening::Existing).await.unwrap();
     let mut bytes = vec![0; byte_count];
     open.pool().volume(volume).unwrap().read(0, &mut bytes).await.unwrap();
     open.close().await.unwrap();
@@ -62,29 +48,29 @@ fn says(error: &Error, kind: ErrorKind, words: &[&str]) {
 async fn a_removed_pool_is_refused_until_it_is_restored_with_all_its_data() {
     let place = tempfile::tempdir().unwrap();
     let (here, elsewhere) = (config(place.path(), "a"), config(place.path(), "b"));
-    let open = serve::open(&here, Opening::OrNew).await.unwrap();
+    let open = opening::open(&here, Opening::OrNew).await.unwrap();
     open.pool().create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
     write(&open, "db", b"precious").await;
     // It is open, and the writes are in the log only.
-    says(&remove(&here).await.unwrap_err(), ErrorKind::Busy, &["in use by process"]);
+    says(&remove(&here, |_| Ok(())).await.unwrap_err(), ErrorKind::Busy, &["in use by process"]);
     // Another directory does not take it.
-    says(&remove(&elsewhere).await.unwrap_err(), ErrorKind::Busy, &["is open on"]);
+    says(&remove(&elsewhere, |_| Ok(())).await.unwrap_err(), ErrorKind::Busy, &["is open on"]);
     open.close().await.unwrap();
     says(&restore(&here).await.unwrap_err(), ErrorKind::Invalid, &["not removed"]);
     says(&purge(&here, true).await.unwrap_err(), ErrorKind::Invalid, &["not removed", "pool rm"]);
 
-    let removed = remove(&here).await.unwrap();
+    let removed = remove(&here, |_| Ok(())).await.unwrap();
     assert_eq!(removed.purge_at - removed.removed_at, WEEK.as_secs());
     let (at, until) = (quantities::utc(removed.removed_at), quantities::utc(removed.purge_at));
     let words = [at.as_str(), until.as_str(), "spindle pool restore"];
     for config in [&here, &elsewhere] {
         for opening in [Opening::Existing, Opening::OrNew, Opening::TakeOver] {
-            let refused = serve::open(config, opening).await.err().expect("it is removed");
+            let refused = opening::open(config, opening).await.err().expect("it is removed");
             says(&refused, ErrorKind::NotFound, &words);
         }
-        says(&remove(config).await.unwrap_err(), ErrorKind::NotFound, &words);
+        says(&remove(config, |_| Ok(())).await.unwrap_err(), ErrorKind::NotFound, &words);
     }
-    assert_eq!(engine::fsck::fsck(&here.pool()).await.unwrap().problems(), Vec::<String>::new());
+    assert_eq!(crate::fsck::fsck(&here).await.unwrap().problems(), Vec::<String>::new());
 
     let restored = restore(&elsewhere).await.unwrap();
     assert_eq!((restored.pool, restored.volume_count), (removed.pool, 1));
@@ -96,7 +82,7 @@ async fn a_removed_pool_is_refused_until_it_is_restored_with_all_its_data() {
 async fn a_pool_whose_data_cannot_go_to_the_store_is_not_removed() {
     let place = tempfile::tempdir().unwrap();
     let config = config(place.path(), "a");
-    let open = serve::open(&config, Opening::OrNew).await.unwrap();
+    let open = opening::open(&config, Opening::OrNew).await.unwrap();
     open.pool().create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
     open.pool().destage_all().await.unwrap();
     write(&open, "db", b"only here").await;
@@ -108,14 +94,14 @@ async fn a_pool_whose_data_cannot_go_to_the_store_is_not_removed() {
     says(&refused, ErrorKind::Unavailable, &["it was not removed", "spindle status"]);
     std::fs::remove_file(&segments).unwrap();
     assert_eq!(read(&config, "db", 9).await, b"only here");
-    remove(&config).await.unwrap();
+    remove(&config, |_| Ok(())).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_purge_leaves_what_is_not_of_the_pool() {
     let place = tempfile::tempdir().unwrap();
     let config = config(place.path(), "a");
-    let open = serve::open(&config, Opening::OrNew).await.unwrap();
+    let open = opening::open(&config, Opening::OrNew).await.unwrap();
     open.pool().create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
     write(&open, "db", b"precious").await;
     open.close().await.unwrap();
@@ -125,7 +111,7 @@ async fn a_purge_leaves_what_is_not_of_the_pool() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, b"not of the pool").unwrap();
     }
-    let removed = remove(&config).await.unwrap();
+    let removed = remove(&config, |_| Ok(())).await.unwrap();
     let early = purge(&config, false).await.unwrap_err();
     says(
         &early,
@@ -134,7 +120,7 @@ async fn a_purge_leaves_what_is_not_of_the_pool() {
     );
     restore(&config).await.unwrap();
     assert_eq!(read(&config, "db", 8).await, b"precious");
-    remove(&config).await.unwrap();
+    remove(&config, |_| Ok(())).await.unwrap();
 
     let store = Store::open(config.store_url(), &StoreOptions::default()).unwrap();
     let listed =
@@ -153,7 +139,8 @@ async fn a_purge_leaves_what_is_not_of_the_pool() {
     let before_bytes: u64 = before.iter().map(|meta| meta.size).sum();
     assert!(purged.object_bytes > before_bytes - 2 * 15, "{purged:?} of {before_bytes}");
     says(&purge(&config, true).await.unwrap_err(), ErrorKind::NotFound, &["holds no pool"]);
-    let refused = serve::open(&config, Opening::OrNew).await.err().expect("the directory is of it");
+    let refused =
+        opening::open(&config, Opening::OrNew).await.err().expect("the directory is of it");
     says(&refused, ErrorKind::NotFound, &["use another --dir"]);
 }
 

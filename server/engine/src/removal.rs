@@ -9,17 +9,16 @@
 //!   cut short, the remains say that a purge has begun, and the next purge continues.
 //! - Only objects below the folders that spindle itself creates in the pool's prefix are deleted.
 
-use crate::adapters::pool_volumes;
-use crate::config::Config;
-use crate::serve;
+use crate::clock;
+use crate::config::PoolConfig;
+use crate::opening;
+use crate::opening::Opening;
 use block::quantities;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use control::keys::{KeyRing, KeySource};
 use control::manifest::{self, Manifest};
 use control::store::{Reason, Store, StoreOptions, is_folder_marker};
-use engine::clock;
-use engine::opening::Opening;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectMeta, ObjectStore};
@@ -73,40 +72,35 @@ pub struct PoolPurged {
     pub object_bytes: u64,
 }
 
-/// Moves everything to the store and marks the pool there as removed.
+/// Moves everything to the store and marks the pool there as removed. `check_detached` gets the
+/// pool's name and refuses if a volume is attached.
 ///
 /// # Errors
-/// Those of opening the pool, and those that keep data from reaching the store; `Busy` if a volume
-/// is attached. The pool is not removed then.
-pub async fn remove(config: &Config) -> Result<PoolRemoved> {
-    let open = serve::open(config, Opening::Existing).await?;
+/// Those of opening the pool and of `check_detached`, and those that keep data from reaching the
+/// store. The pool is not removed then.
+pub async fn remove(
+    config: &PoolConfig,
+    check_detached: impl FnOnce(&str) -> Result<()>,
+) -> Result<PoolRemoved> {
+    let open = opening::open(config, Opening::Existing).await?;
     let Manifest { name, pool, .. } = open.ownership.manifest().clone();
     // The check must follow the opening: only while the pool is open here can no daemon attach
     // anything.
-    if let Err(error) = check_detached(config, &name) {
+    if let Err(error) = check_detached(&name) {
         open.close().await?;
         return Err(error);
     }
     let removed_at = open.remove().await?;
-    let retention = config.settings().deleted_retention.duration();
+    let retention = config.retention;
     Ok(PoolRemoved { name, pool, removed_at, purge_at: purge_at(removed_at, retention) })
-}
-
-fn check_detached(config: &Config, name: &str) -> Result<()> {
-    let Some(user) = pool_volumes::user_in(config.dir(), None)? else { return Ok(()) };
-    let what = format!(
-        "remove pool {name}: a volume is attached as {user}; {}: `spindle attach list` shows which",
-        pool_volumes::FREE_OFFLINE
-    );
-    Err(Error::new(ErrorKind::Busy, what))
 }
 
 /// Opens a removed pool, which brings it back into use, and releases it.
 ///
 /// # Errors
 /// Those of opening it; `Invalid` for a pool that is not removed.
-pub async fn restore(config: &Config) -> Result<PoolRestored> {
-    let open = serve::open(config, Opening::Removed).await?;
+pub async fn restore(config: &PoolConfig) -> Result<PoolRestored> {
+    let open = opening::open(config, Opening::Removed).await?;
     let Manifest { name, pool, .. } = open.ownership.manifest().clone();
     let volume_count = open.pool().volumes().len() as u64;
     open.close().await?;
@@ -118,11 +112,11 @@ pub async fn restore(config: &Config) -> Result<PoolRestored> {
 /// # Errors
 /// `Invalid` for a pool that is not removed, `Busy` for one that is still retained; those of the
 /// store and of the key. A purge that was cut short can be repeated.
-pub async fn purge(config: &Config, now: bool) -> Result<PoolPurged> {
-    engine::opening::check_store_dir_exists(&config.pool())?;
+pub async fn purge(config: &PoolConfig, now: bool) -> Result<PoolPurged> {
+    opening::check_store_dir_exists(config)?;
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
     let kept = Kept {
-        retention: config.settings().deleted_retention.duration(),
+        retention: config.retention,
         wall_seconds: quantities::unix_seconds_now(),
         proven_seconds: clock::proven_in(config.dir()),
     };
@@ -220,8 +214,8 @@ async fn begin(store: &Store, source: &KeySource, kept: Kept, now: bool) -> Resu
 
 /// Unpins the copy from which the pool was restored, as the pool no longer needs it.
 async fn leave_origin(store: &Store, key: &PoolKey, pool: Uuid) -> Result<()> {
-    if let Some(origin) = engine::restore::read(store, key, pool).await? {
-        engine::restore::leave(&origin).await;
+    if let Some(origin) = crate::restore::read(store, key, pool).await? {
+        crate::restore::leave(&origin).await;
     }
     Ok(())
 }
@@ -238,11 +232,11 @@ async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Resu
         delete_folder(store, &bulk, folder, None, purged).await?;
     }
     let control = store.control();
-    delete_folder(store, &control, engine::restore::FOLDER, None, purged).await?;
-    delete_folder(store, &control, engine::copies::list::FOLDER, None, purged).await?;
-    delete_folder(store, &control, engine::scrub::FOLDER, None, purged).await?;
-    delete_folder(store, &control, engine::failed_log::FOLDER, None, purged).await?;
-    delete_folder(store, &control, engine::volume_keys::FOLDER, None, purged).await?;
+    delete_folder(store, &control, crate::restore::FOLDER, None, purged).await?;
+    delete_folder(store, &control, crate::copies::list::FOLDER, None, purged).await?;
+    delete_folder(store, &control, crate::scrub::FOLDER, None, purged).await?;
+    delete_folder(store, &control, crate::failed_log::FOLDER, None, purged).await?;
+    delete_folder(store, &control, crate::volume_keys::FOLDER, None, purged).await?;
     delete_folder(store, &control, "keyring", None, purged).await?;
     let last = ObjectPath::from(manifest::object_name(newest));
     delete_folder(store, &control, "manifest", Some(&last), purged).await?;

@@ -1,0 +1,80 @@
+//! Jobs beside an open pool: keeping its ownership, fetching a restored pool, snapshots by schedule.
+//!
+//! Invariants:
+//! - Each ends soon after `stop`, wherever it is.
+
+use crate::conditions;
+use crate::open_pool::OpenPool;
+use block::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Interval at which the owner checks that it still owns the pool. Chosen by hand: one listing.
+const OWNERSHIP_CHECK: Duration = Duration::from_secs(5);
+/// Pause between two checks for snapshots that are due.
+const SCHEDULE_CHECK: Duration = Duration::from_secs(5);
+
+/// Checks from time to time that the pool is still ours, and otherwise stops acknowledging.
+pub async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(OWNERSHIP_CHECK) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        let checked = tokio::select! {
+            checked = open.ownership.check() => checked,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        match checked {
+            Ok(()) => conditions::show_contact(&open.conditions, None),
+            Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Corrupt) => {
+                open.pool.fence(error);
+                return;
+            }
+            // Nothing is known; a store that is away must not stop the writers.
+            Err(error) => {
+                conditions::show_contact(&open.conditions, Some(&error.chain()));
+            }
+        }
+    }
+}
+
+/// Fetches the data of a restored pool that only the copy has, on the background runtime.
+pub async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    let Some(restored) = open.restored.clone() else { return };
+    let (pool, store) = (open.pool.clone(), open.store.clone());
+    let key = open.keys.lock().await.newest().key.clone();
+    let is_whole = open.is_whole.clone();
+    drop(open);
+    let lane = pool.tier().background().clone();
+    let fetching = lane.spawn(async move {
+        tokio::select! {
+            () = restored.hydrate(&pool, &store, &key, &is_whole) => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    });
+    if let Err(error) = fetching.await
+        && error.is_panic()
+    {
+        // The supervisor of this job handles it.
+        std::panic::resume_unwind(error.into_panic());
+    }
+}
+
+/// Makes and removes the snapshots that are due.
+pub async fn run_schedules(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(SCHEDULE_CHECK) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        let (made, removed) = tokio::select! {
+            done = open.pool.run_schedules() => done,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        if made + removed > 0 {
+            tracing::info!(made, removed, "snapshots by schedule");
+        }
+    }
+}
