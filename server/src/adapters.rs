@@ -1,3 +1,6 @@
-//! Adapters: implement the interfaces that one package requires with those that another one offers.
+//! Adapters between the engine and the crates that reach it through traits of their own: exports of
+//! the NBD server, and volumes of kernel devices.
 
+pub mod copy_exports;
+pub mod exports;
 pub mod pool_volumes;

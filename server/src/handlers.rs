@@ -28,9 +28,9 @@ pub(crate) use convert::{
     secret,
 };
 
+use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{self, Attachments};
 use crate::admin::AdminHandler;
-use crate::glue::exports::PoolExports;
 use api::{Reply, Request};
 use block::{Error, ErrorKind, Result, VolumeId};
 use engine::claims::Unattached;

@@ -10,7 +10,6 @@ pub mod admin;
 mod commands;
 pub mod config;
 pub mod demo;
-pub mod glue;
 pub mod handlers;
 mod lookout;
 mod offline;

@@ -6,8 +6,8 @@
 //! - It writes nothing but that pin, neither to the copy nor elsewhere.
 //! - It listens only at the addresses it is given, never at the pool's: a client of the pool must not read old bytes.
 
+use crate::adapters::copy_exports::CopyExports;
 use crate::config::Config;
-use crate::glue::copy_exports::CopyExports;
 use crate::serve::{EXIT_AT_ONCE, Signals, listen, reload_tls, server_options, watch_signal};
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;

@@ -5,10 +5,10 @@ mod daemon_jobs;
 
 pub(crate) use closing::{EXIT_AT_ONCE, EXIT_LOG_FAILED};
 
+use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::config::Config;
-use crate::glue::exports::PoolExports;
 use crate::handlers::{AdminPool, DaemonParts};
 use crate::process;
 use block::{Error, ErrorKind, Job, Result};

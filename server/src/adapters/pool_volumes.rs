@@ -6,7 +6,7 @@
 //! - Without a daemon, both lists in the directory are asked before a volume counts as free: that
 //!   of devices and that of clients.
 
-use crate::glue::exports::PoolExports;
+use crate::adapters::exports::PoolExports;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use control::manifest::NodeDir;
 use devices::Volumes;

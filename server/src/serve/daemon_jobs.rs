@@ -1,8 +1,8 @@
 //! Supervised jobs of a daemon that do not belong to the pool.
 
 use super::{purge_removed, reload_certificates};
+use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::Attachments;
-use crate::glue::exports::PoolExports;
 use crate::handlers::AdminPool;
 use crate::lookout;
 use block::{Error, ErrorKind, Job};

@@ -1,4 +1,0 @@
-//! Adapters: implement the interfaces that one package requires with those that another one offers.
-
-pub(crate) mod copy_exports;
-pub mod exports;
