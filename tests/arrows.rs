@@ -4,6 +4,7 @@
 //! Invariants:
 //! - The arrows are those of [`ARROWS`]: siblings never see each other.
 //! - A new arrow is a decision, made by changing this file.
+//! - No modules of a crate, with their folders, import each other in a circle.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -281,4 +282,123 @@ fn the_guide_explains_the_log_lines_that_there_are() {
         let is_explained = explained.iter().any(|(_, line)| error.contains(line));
         assert!(is_explained, "the guide does not say what to do about {error:?}");
     }
+}
+
+/// Modules at the top of a package, each with the others that its files name by `crate::`. Tests
+/// are left out.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+fn imports_of(source: &Path) -> Imports {
+    let mut imports = Imports::new();
+    let mut todo = vec![source.to_owned()];
+    while let Some(path) = todo.pop() {
+        let name = path.file_name().expect("it has a name").to_string_lossy().into_owned();
+        let is_test = ["test", "golden"].iter().any(|word| name.contains(word));
+        if path.is_dir() {
+            if path == source || !is_test {
+                let entries = std::fs::read_dir(&path).expect("a readable directory");
+                todo.extend(entries.map(|entry| entry.expect("a readable entry").path()));
+            }
+        } else if name.ends_with(".rs") && !is_test && name != "lib.rs" && name != "main.rs" {
+            let inside = path.strip_prefix(source).expect("it is below");
+            let first = inside.components().next().expect("it has a part");
+            let module = first.as_os_str().to_string_lossy().trim_end_matches(".rs").to_owned();
+            let text = std::fs::read_to_string(&path).expect("a readable file");
+            imports.entry(module).or_default().extend(named_modules(&text));
+        }
+    }
+    let known: BTreeSet<String> = imports.keys().cloned().collect();
+    for (module, named) in &mut imports {
+        named.retain(|other| other != module && known.contains(other));
+    }
+    imports
+}
+
+/// First words after `crate::` in a file's code, before its tests.
+fn named_modules(text: &str) -> BTreeSet<String> {
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let lines = code.lines().map(|line| line.split("//").next().unwrap_or_default());
+    let code = lines.collect::<Vec<_>>().join("\n");
+    let word = |text: &str| -> String {
+        text.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
+    };
+    let mut named = BTreeSet::new();
+    for rest in code.split("crate::").skip(1) {
+        match rest.strip_prefix('{') {
+            Some(list) => {
+                let list = list.split(';').next().unwrap_or_default();
+                named.extend(list.split(',').map(|item| word(item.trim())));
+            }
+            None => {
+                named.insert(word(rest));
+            }
+        }
+    }
+    named
+}
+
+/// Returns a module that imports itself through others, with the way, or `None`.
+fn circle_in(imports: &Imports) -> Option<Vec<String>> {
+    for start in imports.keys() {
+        let mut from: BTreeMap<&str, &str> = BTreeMap::new();
+        let mut todo = vec![start.as_str()];
+        while let Some(module) = todo.pop() {
+            for next in &imports[module] {
+                if next == start {
+                    let mut way = vec![start.clone(), module.to_owned()];
+                    let mut at = module;
+                    while let Some(before) = from.get(at) {
+                        way.push((*before).to_owned());
+                        at = before;
+                    }
+                    way.reverse();
+                    return Some(way);
+                }
+                if !from.contains_key(next.as_str()) {
+                    from.insert(next, module);
+                    todo.push(next);
+                }
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn modules_do_not_import_each_other_in_circles() {
+    let metadata = metadata();
+    let members: BTreeSet<&str> = texts(&metadata["workspace_members"]).collect();
+    let ours = packages(&metadata)
+        .iter()
+        .filter(|package| members.contains(package["id"].as_str().expect("an id")))
+        .filter(|package| {
+            !["tests", "benches"].contains(&package["name"].as_str().expect("a name"))
+        });
+    let mut module_count = 0;
+    for package in ours {
+        let manifest = Path::new(package["manifest_path"].as_str().expect("a path"));
+        let imports = imports_of(&manifest.with_file_name("src"));
+        module_count += imports.len();
+        let circle = circle_in(&imports);
+        assert!(circle.is_none(), "{}: {circle:?}", package["name"]);
+    }
+    assert!(module_count > 100, "only {module_count} modules were found");
+}
+
+#[test]
+fn a_circle_of_imports_is_found() {
+    let imports = |pairs: &[(&str, &str)]| {
+        let mut imports = Imports::new();
+        for (from, to) in pairs {
+            imports.entry((*to).to_owned()).or_default();
+            imports.entry((*from).to_owned()).or_default().insert((*to).to_owned());
+        }
+        imports
+    };
+    assert_eq!(circle_in(&imports(&[("a", "b"), ("a", "c"), ("b", "c")])), None);
+    let circle = circle_in(&imports(&[("x", "a"), ("a", "b"), ("b", "c"), ("c", "a")]));
+    assert_eq!(circle.expect("there is one").len(), 4);
+    let text = "use crate::one::Two;\nuse crate::{three, four::Five};\n// crate::six\nfn f() { crate::seven::g() }";
+    let named = ["four", "one", "seven", "three"].map(str::to_owned);
+    assert_eq!(named_modules(text), BTreeSet::from(named));
 }

@@ -34,6 +34,7 @@ mod places;
 pub mod request;
 mod server;
 mod session;
+mod stopping;
 mod stream;
 pub mod tls;
 pub mod wire;

@@ -17,6 +17,7 @@ use crate::memory::PayloadMemory;
 use crate::negotiate::{Negotiator, NoSession, Opened};
 use crate::places::{From, Negotiating, Negotiations, Places, Refusals, Taken};
 use crate::session::{Counters, End, Session, SessionOptions};
+use crate::stopping::{grace_left, stopped};
 use crate::stream::{Inbox, Plain, Stream};
 use crate::tls::{self, TlsMode, TlsOptions};
 use block::Line as _;
@@ -628,17 +629,6 @@ impl<E: Exports> Server<E> {
     }
 }
 
-/// Resolves when the server stops; returns the end of the grace period, or `None` if the server was
-/// dropped, which is a stop without one.
-pub(crate) async fn stopped(stop: &mut watch::Receiver<Option<Instant>>) -> Option<Instant> {
-    stop.wait_for(Option::is_some).await.ok().and_then(|deadline| *deadline)
-}
-
-/// Returns the rest of a grace period that ends at `deadline`.
-fn grace_left(deadline: Option<Instant>, now: Instant) -> Duration {
-    deadline.map_or(Duration::ZERO, |deadline| deadline.saturating_duration_since(now))
-}
-
 /// Whether descriptors or memory are short. Other errors concern a connection that has already
 /// ended.
 fn is_shortage(error: &io::Error) -> bool {
@@ -652,33 +642,5 @@ fn report(ended: std::result::Result<(), tokio::task::JoinError>) {
         && error.is_panic()
     {
         tracing::error!("a connection's task panicked: {error}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use block::env::ManualClock;
-
-    #[tokio::test]
-    async fn grace_of_a_stop_runs_by_the_clock_of_the_server() {
-        let clock = ManualClock::new();
-        let sender = watch::Sender::new(None);
-        let mut stop = sender.subscribe();
-        sender.send_replace(Some(clock.now() + Duration::from_secs(10)));
-        let deadline = stopped(&mut stop).await;
-        clock.advance(Duration::from_secs(4));
-        assert_eq!(grace_left(deadline, clock.now()), Duration::from_secs(6));
-        clock.advance(Duration::from_secs(60));
-        assert_eq!(grace_left(deadline, clock.now()), Duration::ZERO);
-    }
-
-    #[tokio::test]
-    async fn server_that_is_dropped_gives_no_grace() {
-        let sender = watch::Sender::new(None);
-        let mut stop = sender.subscribe();
-        drop(sender);
-        assert_eq!(stopped(&mut stop).await, None);
-        assert_eq!(grace_left(None, ManualClock::new().now()), Duration::ZERO);
     }
 }

@@ -19,7 +19,7 @@ use crate::memory::{Allotment, PAYLOAD_BYTES_MAX, PayloadMemory, Reservation};
 use crate::negotiate::{Opened, advertised};
 use crate::outbox::Outbox;
 use crate::request::{Rules, Verdict, Work, judge_status_query};
-use crate::server::stopped;
+use crate::stopping::stopped;
 use crate::stream::{Inbox, Stream};
 use crate::wire::{self, RequestHeader};
 use block::device::PAYLOAD_BYTES_KEPT;

@@ -9,8 +9,8 @@
 use crate::adapters::pool_volumes;
 use crate::config::{self, Config, Override};
 use crate::handlers;
+use crate::limits::{self, lock_memory};
 use crate::offline;
-use crate::process::{self, lock_memory};
 use crate::serve::Signals;
 use api::config::{ConfigInfo, ConfigRow, VersionInfo};
 use api::key::{KeyRequest, NewKey};
@@ -236,7 +236,7 @@ fn name_in_pool<'a>(config: &Config, text: &'a str) -> Result<&'a str, Failure> 
         None => text,
     };
     check_name("volume", name).map_err(usage)?;
-    engine::record::check_free_name(name).map_err(Failure::Usage)?;
+    engine::names::check_free_name(name).map_err(Failure::Usage)?;
     Ok(name)
 }
 
@@ -251,14 +251,14 @@ async fn pool(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
     match command {
         PoolCommand::Rm { pool } => {
             let config = load_pool(pool)?;
-            process::prepare();
+            limits::prepare();
             let check = |name: &str| pool_volumes::check_detached(config.dir(), name);
             let removed = removal::remove(&config.pool(), check).await?;
             let removed = handlers::pool_removed(removed);
             output::emit(cli.output, &removed, print::pool_removed)?;
         }
         PoolCommand::Restore { pool } => {
-            process::prepare();
+            limits::prepare();
             let restored = removal::restore(&load_pool(pool)?.pool()).await?;
             let restored = handlers::pool_restored(restored);
             output::emit(cli.output, &restored, print::pool_restored)?;

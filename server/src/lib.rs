@@ -11,7 +11,7 @@ mod commands;
 pub mod config;
 pub mod demo;
 pub mod handlers;
-mod lookout;
+mod limits;
 mod offline;
 pub mod process;
 pub mod reader;

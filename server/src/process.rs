@@ -11,7 +11,6 @@ use crate::serve::EXIT_LOG_FAILED;
 use block::{Error, ErrorKind, Result};
 use cli::args::{Cli, Command};
 use rustix::io::Errno;
-use rustix::mm::MlockAllFlags;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -75,20 +74,6 @@ fn write_back_memory() {
     }
 }
 
-/// Locks the memory that this process touches, now and later. Memory that is only reserved is not
-/// locked.
-///
-/// # Errors
-/// `Denied` if the limit of the process is too low.
-pub(crate) fn lock_memory() -> Result<(), Error> {
-    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    rustix::mm::mlockall(flags).map_err(|errno| {
-        let what = "lock the process in memory: raise its limit (LimitMEMLOCK=infinity in the unit, \
-                    ulimit -l unlimited in a shell), or set lock_memory = false";
-        Error::with_source(ErrorKind::Denied, what, std::io::Error::from(errno))
-    })
-}
-
 fn fail(cli: &Cli, failure: &Failure) -> ExitCode {
     let (error, code) = match failure {
         Failure::Usage(error) => (error, 2),
@@ -123,31 +108,4 @@ fn start_logging(command: &Command) -> Result<()> {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     Ok(())
-}
-
-/// Sets up the process for serving.
-pub(crate) fn prepare() {
-    raise_open_files();
-    keep_pages_small();
-}
-
-/// Disables huge pages, so that only memory that is needed is in use: buffers come and go, and with
-/// huge pages each one that still has a used part counts as 2 MiB. Measured with 75 s of random
-/// writes and a budget of 448 MiB: 305 MiB at most instead of 478, 196 MiB at rest instead of 440,
-/// and no slower.
-pub(crate) fn keep_pages_small() {
-    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
-        tracing::debug!(%error, "huge pages stay as the system has them");
-    }
-}
-
-/// Raises the limit of open files to the maximum that the system allows, so that connections, files
-/// of the log and side files do not run out of them at the same time.
-fn raise_open_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    if let Err(error) = raised {
-        tracing::warn!(%error, current = ?limit.current, "the limit of open files stays as it is");
-    }
 }

@@ -14,7 +14,7 @@ use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use engine::copies::StateRecord;
 use engine::copies::target::{Pin, Target};
-use engine::opening::reading_options;
+use engine::tier_options::reading_options;
 use nbd::{Listener, Server};
 use std::path::Path;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ pub async fn serve_copy(
     (url, env_prefix): (&str, Option<&str>),
     announce: impl FnOnce(&[String]),
 ) -> Result<()> {
-    crate::process::prepare();
+    crate::limits::prepare();
     let mut signals = Signals::new()?;
     let hangups = watch_signal(SignalKind::hangup())?;
     let mut pinning = std::pin::pin!(pin(config, url, env_prefix));

@@ -2,6 +2,7 @@
 
 mod closing;
 mod daemon_jobs;
+mod looking;
 
 pub(crate) use closing::{EXIT_AT_ONCE, EXIT_LOG_FAILED};
 
@@ -10,7 +11,7 @@ use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::config::Config;
 use crate::handlers::{AdminPool, DaemonParts};
-use crate::process;
+use crate::limits;
 use block::{Error, ErrorKind, Job, Result};
 use control::keys::KeySource;
 use control::store::Store;
@@ -18,8 +19,9 @@ use daemon_jobs::{serve_listener, start_jobs};
 use engine::claims::Claims;
 use engine::copies::Copies;
 use engine::jobs::Need;
+use engine::marks::settle_step_back;
 use engine::open_pool::OpenPool;
-use engine::opening::{Opening, settle_step_back};
+use engine::opening::Opening;
 use engine::scrub::Scrub;
 use nbd::{Access, Exports, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -211,7 +213,7 @@ async fn open_with_volumes(
     opening: Opening,
     stop: impl Future<Output = ()>,
 ) -> Result<Option<OpenPool>> {
-    process::prepare();
+    limits::prepare();
     let mut stop = std::pin::pin!(stop);
     let opened = engine::opening::open_until(&config.pool(), opening, stop.as_mut()).await?;
     let Some(open) = opened else { return Ok(None) };
@@ -277,7 +279,7 @@ pub async fn open_offline(config: &Config, opening: Opening) -> Result<OpenPool>
 /// # Errors
 /// Those of [`engine::opening::open`].
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
-    process::prepare();
+    limits::prepare();
     engine::opening::open(&config.pool(), opening).await
 }
 

@@ -7,12 +7,13 @@
 
 use crate::config::PoolConfig;
 use crate::copies::{CopyStatus, list};
-use crate::opening::{check_pool_is_there, look_options};
+use crate::opening::check_pool_is_there;
 use crate::pool::NamedOrigin;
 use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::{self, Restored};
 use crate::scrub::ScrubStatus;
 use crate::snapshot::SnapshotRecord;
+use crate::tier_options::look_options;
 use crate::volume_keys;
 use block::seal::PoolKey;
 use block::{Conditions, ErrorKind, Lsn, Result, VolumeId};

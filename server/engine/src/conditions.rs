@@ -5,8 +5,6 @@
 //!   time or a disk reveals.
 //! - The log says once that a condition was raised, and once that it has ended.
 
-pub mod lookout;
-
 use crate::record::{VolumeRecord, VolumeState};
 use block::conditions::{Change, Report};
 use block::{ConditionKind, Conditions};

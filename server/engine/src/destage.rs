@@ -25,8 +25,8 @@ use self::burst::{BURST_LOOK, Burst, is_urgent};
 pub(crate) use self::upkeep::{load_fingerprints, maintain, reclaim};
 use crate::conditions::POOL;
 use crate::planted::planted;
-use crate::pool::Shared;
 use crate::snapshot::SnapshotEntry;
+use crate::state::{self, Shared};
 use block::conditions::Report;
 use block::units::BLOCK_BYTES;
 use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
@@ -111,46 +111,6 @@ impl Default for DestageOptions {
             reclaim: ReclaimPace::default(),
         }
     }
-}
-
-/// Work done by the job so far, for status and metrics.
-#[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct DestageProgress {
-    /// Windows made durable in the store.
-    pub window_count: u64,
-    /// Bytes of volume data that these windows held.
-    pub destaged_bytes: u64,
-    /// Segments written.
-    pub segment_count: u64,
-    /// Bytes of these segments.
-    pub stored_bytes: u64,
-    /// Time spent, in milliseconds.
-    pub busy_ms: u64,
-    /// Reason why the latest attempt failed, until one succeeds.
-    pub failure: Option<String>,
-    /// Attempts that failed.
-    pub failure_count: u64,
-    /// Volumes that are behind the others in the store.
-    pub aside: BTreeMap<u32, Aside>,
-}
-
-/// A volume that could not be destaged at the last attempt.
-#[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct Aside {
-    /// First LSN of the volume that the store may lack.
-    pub since_lsn: u64,
-    /// Bytes of the volume that only the log holds.
-    pub log_bytes: u64,
-    /// Bytes of the volume that only side files hold.
-    pub spill_bytes: u64,
-    /// Its side files.
-    pub spill_file_count: u64,
-    /// The volume has too many bytes there and accepts no more writes.
-    pub is_refusing_writes: bool,
-    /// A side file of the volume is missing here: it accepts no requests.
-    pub is_closed: bool,
-    /// The reason for both.
-    pub reason: String,
 }
 
 /// An attempt to destage the oldest generation.
@@ -592,7 +552,7 @@ async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece], gives_way: b
         _ => None,
     });
     if let Some((start_sector, sector_count, lsn)) = lost {
-        return Err(crate::volume::lost(volume, start_sector, sector_count, lsn));
+        return Err(state::lost(volume, start_sector, sector_count, lsn));
     }
     let has_payload = |piece: &Piece| !matches!(piece.source, Source::Zeroes { .. });
     let extents: Vec<(u64, u64, bool)> = pieces

@@ -4,42 +4,17 @@
 
 use crate::config::PoolConfig;
 use crate::copies::target::Target;
-use crate::opening::{check_store_dir_exists, look_options};
-use crate::record::{VolumeRecord, VolumeState};
+use crate::opening::check_store_dir_exists;
+use crate::report::{PoolReport, without_key};
 use crate::restore::{self, Restored};
+use crate::tier_options::look_options;
 use crate::volume_keys;
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Result, VolumeId};
-use bytes::Bytes;
+use block::{Error, ErrorKind, Result};
 use control::keys::KeyRing;
 use control::store::{Store, StoreOptions};
-use tiering::{FsckOptions, FsckReport, Tier, TierOptions, VolumeKeys};
+use tiering::{FsckOptions, Tier, TierOptions};
 use uuid::Uuid;
-
-/// Findings of a walk.
-#[derive(Debug)]
-pub struct PoolReport {
-    /// Volumes that are present or can be restored.
-    pub volume_count: usize,
-    /// Findings of the data tier.
-    pub report: FsckReport,
-    /// Volumes whose dedicated key is missing, one sentence each.
-    pub without_key: Vec<String>,
-}
-
-impl PoolReport {
-    /// All problems, one sentence each; of many, the first ones.
-    #[must_use]
-    pub fn problems(&self) -> Vec<String> {
-        self.report.differences.iter().chain(&self.without_key).cloned().collect()
-    }
-
-    /// Number of problems, including those that are not listed.
-    #[must_use]
-    pub fn problem_count(&self) -> u64 {
-        self.report.difference_count + self.without_key.len() as u64
-    }
-}
 
 /// Walks the contents of the store without opening the pool: its owner is not disturbed, and nothing is changed. Data
 /// that only a write log holds is not checked.
@@ -112,20 +87,4 @@ pub async fn fsck_copy(
         target.unpin(pin).await;
     }
     checked
-}
-
-/// Describes the volumes whose dedicated key is missing.
-#[must_use]
-pub fn without_key(records: &[(VolumeId, Bytes)], keys: &VolumeKeys) -> Vec<String> {
-    let named = |(_, bytes): &(VolumeId, Bytes)| {
-        let record = VolumeRecord::decode(bytes).ok()?;
-        let is_lost = record.state != VolumeState::Purged && !keys.has(record.key());
-        is_lost.then(|| {
-            format!(
-                "volume {}: its dedicated key is not below volumekeys/: nothing of it can be read",
-                record.name
-            )
-        })
-    };
-    records.iter().filter_map(named).collect()
 }

@@ -10,7 +10,7 @@ use crate::claims::Claims;
 use crate::config::PoolConfig;
 use crate::copies::Copies;
 use crate::failed_log;
-use crate::opening::settle_step_back;
+use crate::marks::settle_step_back;
 use crate::pool::{Pool, StepBack, VolumeTraits};
 use crate::record::VolumeRecord;
 use crate::restore::Restored;

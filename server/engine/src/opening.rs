@@ -15,17 +15,19 @@ mod write_log;
 
 use self::write_log::{check_log_is_there, giving_up_the_log, set_aside_if_overtaken};
 use crate::clock::ProvenClock;
-use crate::conditions::lookout::Lookout;
-use crate::config::{MAP_BYTES_MIN, METADATA_BYTES_MIN, PoolConfig};
+use crate::config::PoolConfig;
 use crate::failed_log;
+use crate::lookout::Lookout;
+use crate::marks::{LOG_LOST, LOG_MADE, TAKEN_OVER, make_mark, remove_mark};
 use crate::open_pool::OpenPool;
 use crate::pool::{Pool, StepBack};
 use crate::restore::{self, Restored};
+use crate::tier_options::tier_options;
 use crate::volume_keys::VolumeKeyRing;
 use block::conditions::Report;
 use block::quantities::ByteSize;
 use block::seal::PoolKey;
-use block::{ConditionKind, Conditions, Epoch, Error, ErrorKind, Result};
+use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use control::keys::KeyRing;
 use control::manifest::{NodeDir, Ownership, Terms};
 use control::store::{Store, StoreOptions};
@@ -33,30 +35,16 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tiering::{AsideFile, OwnerCheck, Tier, TierOptions};
+use tiering::{AsideFile, OwnerCheck, Tier};
 use tokio::sync::watch;
 use uuid::Uuid;
 use wal::{Log, LogIdentity, LogNotes, Recovery, SpillFileId, SpillFilesWanted};
 
-/// The index of deduplication gets one part in this many of the map's share of the memory. Chosen
-/// by hand: at the default budget it knows the blocks of 700 MiB, and finds those of far more by
-/// the lists of their segments.
-const DEDUP_INDEX_PART: u64 = 8;
-/// Interval between checks for compaction of the metadata in a local directory, where a check costs
-/// no request. With a small log, commits come every few milliseconds and wait for compaction.
-/// Chosen by hand.
-const LOCAL_POLL: Duration = Duration::from_millis(500);
-
 /// Longest time that a failed opening waits for the metadata to close. Chosen by hand.
 const CLOSE_GRACE: Duration = Duration::from_secs(10);
 
-const LOG_MADE: &str = "log.made";
 /// State of the write log. It is outside the log's own directory, which may be on another disk.
 const LOG_STATE: &str = "log.state";
-/// Mark in DIR, from before a new log replaces a lost one until every volume has recorded the loss.
-const LOG_LOST: &str = "log.lost";
-/// Mark in DIR, from before the pool is taken from another node until every volume has recorded it.
-const TAKEN_OVER: &str = "taken.over";
 
 /// Kind of opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -545,66 +533,6 @@ pub(crate) fn spill_files_wanted(tier: &Tier) -> SpillFilesWanted {
     asides.map(|(volume, files)| (volume, files.into_iter().map(file).collect())).collect()
 }
 
-pub(crate) fn tier_options(
-    config: &PoolConfig,
-    store: &Store,
-    pool: Uuid,
-    key: &PoolKey,
-    epoch: Epoch,
-) -> TierOptions {
-    let data = &config.data;
-    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-    let mut options = TierOptions::new(store.bulk(), pool.into_bytes(), key.clone(), epoch);
-    options.algorithm = data.algorithm;
-    options.zstd_level = data.zstd_level;
-    options.segment_bytes = bytes(data.segment_bytes);
-    options.frames.memory_bytes = data.memory_cache_bytes;
-    options.frames.stream_bytes = data.stream_bytes;
-    options.frames.cache = data.cache.clone();
-    // The index of deduplication is a part of the map's share; it is empty if no volume is
-    // deduplicated.
-    let index_bytes = data.map_cache_bytes / DEDUP_INDEX_PART;
-    options.dedup_index_bytes = bytes(index_bytes);
-    options.map.page_cache_bytes = bytes(data.map_cache_bytes - index_bytes);
-    options.database.cache_bytes = data.metadata_cache_bytes;
-    if store.local_dir().is_some() {
-        options.database.has_conditional_update = false;
-        options.database.poll_interval = LOCAL_POLL;
-    }
-    options
-}
-
-/// Options to look into a data tier that this process does not serve.
-pub fn look_options(
-    config: &PoolConfig,
-    store: &Store,
-    pool: Uuid,
-    key: &PoolKey,
-    epoch: u64,
-) -> TierOptions {
-    let mut options = reading_options(config, store, pool, key, epoch);
-    // A walk reads everything once. It may run in a daemon whose own caches have the memory.
-    options.frames.memory_bytes = 0;
-    options.frames.stream_bytes = 0;
-    options.map.page_cache_bytes = usize::try_from(MAP_BYTES_MIN).expect("it is small");
-    options.database.cache_bytes = METADATA_BYTES_MIN;
-    options
-}
-
-/// Options to serve a data tier that has no writer: with memory, but without the cache on disk, which belongs to the
-/// daemon of the configured directory.
-pub fn reading_options(
-    config: &PoolConfig,
-    store: &Store,
-    pool: Uuid,
-    key: &PoolKey,
-    epoch: u64,
-) -> TierOptions {
-    let mut options = tier_options(config, store, pool, key, Epoch(epoch));
-    options.frames.cache = None;
-    options
-}
-
 /// Logs the result of opening the log.
 fn report_recovery(recovery: &wal::Recovery) {
     tracing::info!(
@@ -674,34 +602,6 @@ fn leave_attachments(config: &PoolConfig) -> Result<()> {
     std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(|error| {
         Error::with_source(ErrorKind::Io, format!("sync {}", dir.display()), error)
     })
-}
-
-/// Removes the marks. To be called when the volumes of the configuration exist and have recorded
-/// that they stepped back, if they did.
-pub fn settle_step_back(dir: &Path) -> Result<()> {
-    remove_mark(dir, LOG_LOST)?;
-    remove_mark(dir, TAKEN_OVER)
-}
-
-fn remove_mark(dir: &Path, name: &str) -> Result<()> {
-    let path = dir.join(name);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        outcome => outcome.and_then(|()| std::fs::File::open(dir)?.sync_all()).map_err(|error| {
-            Error::with_source(ErrorKind::Io, format!("remove {}", path.display()), error)
-        }),
-    }
-}
-
-/// Makes an empty file in `dir`, on stable storage.
-fn make_mark(dir: &Path, name: &str) -> Result<()> {
-    let path = dir.join(name);
-    let failed =
-        |error| Error::with_source(ErrorKind::Io, format!("write {}", path.display()), error);
-    // An existing file may be from a process that ended before it was on stable storage.
-    let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(&path);
-    file.and_then(|file| file.sync_all()).map_err(failed)?;
-    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)
 }
 
 #[cfg(test)]

@@ -8,25 +8,24 @@
 //! - Once fenced or failed, the pool acknowledges nothing; a restart is the only way back.
 //! - A volume's id is never used twice, and its name by one present volume at a time.
 
-mod aside;
 mod clones;
 mod kept;
 mod own_keys;
 mod schedules;
-mod shared;
 mod snapshots;
+mod stalled;
 
 pub use clones::NamedOrigin;
 pub use schedules::SchedulePlan;
-pub(crate) use shared::Shared;
 pub use snapshots::NamedSnapshot;
 pub use snapshots::some_of;
 
 use crate::clock::{AGREES_WITHIN, ProvenClock, SystemTimes};
-use crate::destage::{self, DestageOptions, DestageProgress};
-use crate::fsck::{PoolReport, without_key};
+use crate::destage::{self, DestageOptions};
 use crate::jobs::{Jobs, Need};
 use crate::record::{Durability, VolumeRecord, VolumeState};
+use crate::report::{PoolReport, without_key};
+use crate::state::{self, DestageProgress, Shared};
 use crate::volume::{Volume, check_size};
 use crate::volume_keys::VolumeKeyRing;
 use block::{Epoch, Error, ErrorKind, Job, Lsn, Result, VolumeId};
@@ -131,7 +130,7 @@ struct Volumes {
 impl Volumes {
     /// The id of the next volume. Its name must be free.
     fn new_id(&self, what: &str, name: &str) -> Result<u32> {
-        crate::record::check_free_name(name)
+        crate::names::check_free_name(name)
             .map_err(|error| error.context(format!("{what} volume {name}")))?;
         if self.present.contains_key(name) || self.held.as_deref() == Some(name) {
             let what = format!("{what} volume {name}: it exists; choose another name");
@@ -346,7 +345,7 @@ impl Pool {
         traits: VolumeTraits,
     ) -> Result<Arc<Volume>> {
         check_size(size_bytes)?;
-        crate::record::check_name(name)?;
+        crate::names::check_name(name)?;
         let _one_at_a_time = self.changes.lock().await;
         let id = self.volumes.lock().new_id("create", name)?;
         let own_key = if traits.own_key { self.volume_keys.make(id).await?.0 } else { 0 };
@@ -559,7 +558,7 @@ impl Pool {
         // never exists.
         record.state = VolumeState::Purged;
         let entry = self.shared.record_entry(&record)?;
-        self.shared.append_change(entry, vec![shared::trim_of_all(VolumeId(record.id))]).await?;
+        self.shared.append_change(entry, vec![state::trim_of_all(VolumeId(record.id))]).await?;
         self.shared.show_record(&record);
         self.volumes.lock().records.insert(record.id, record.clone());
         Ok(record)

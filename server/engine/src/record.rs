@@ -9,6 +9,7 @@
 //!   small, and readable by a person at 3 a.m. They are sealed like everything else in the log and
 //!   the metadata.
 
+use crate::names::RECORD_BYTES_MAX;
 use crate::schedule::Schedule;
 use crate::snapshot::SnapshotRecord;
 use block::{Epoch, Error, ErrorKind, Result};
@@ -20,9 +21,6 @@ pub const VERSION: u32 = 1;
 /// Version of a record of a volume with its own key: a program that does not know such keys would
 /// use the pool's.
 pub const KEYED_VERSION: u32 = 2;
-
-/// Most bytes of an encoded record. Chosen by hand: ten times the need of the longest name.
-pub const RECORD_BYTES_MAX: usize = 4096;
 
 /// The promise of an answered request. The words are those of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,7 +72,7 @@ pub struct VolumeRecord {
     pub created_at: u64,
     /// A reboot may have lost writes that were answered but never flushed, and no one has confirmed
     /// yet that no client from before it is still running. Clients on other machines are refused.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_stepped_back: bool,
     /// Epoch in which the volume last stepped back, or 0. A client that attached in an earlier
     /// epoch has seen writes that are gone, even if the loss was accepted since.
@@ -90,7 +88,7 @@ pub struct VolumeRecord {
     #[serde(default, skip_serializing_if = "is_zero_id")]
     pub own_key: u32,
     /// Data destaged from it is looked up among the stored data.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_dedup: bool,
     /// Stage in its life.
     #[serde(flatten)]
@@ -193,68 +191,9 @@ fn is_zero_id(number: &u32) -> bool {
     *number == 0
 }
 
-pub(crate) fn is_false(value: &bool) -> bool {
-    !value
-}
-
-/// A word of `spindle attach`, which no new volume may have as its name. A volume of this name from
-/// an earlier program is attached as `POOL/list`.
-const LIST: &str = "list";
-
-/// Checks whether a new volume may have this name.
-///
-/// # Errors
-/// Those of [`check_name`]; `Invalid` for a word of the command line.
-pub fn check_free_name(name: &str) -> Result<()> {
-    check_not_reserved(name)?;
-    check_name(name)
-}
-
-/// Checks that a name is not a word of the command line.
-///
-/// # Errors
-/// `Invalid` if it is one.
-pub fn check_not_reserved(name: &str) -> Result<()> {
-    if name == LIST {
-        let what = "`spindle attach list` shows what is attached, so no volume is called list; choose another name";
-        return Err(Error::new(ErrorKind::Invalid, what));
-    }
-    Ok(())
-}
-
-/// Checks a name of a volume, a pool or an export: 1 to 63 letters, digits, `.`, `_` and `-`, not
-/// starting with `.` or `-`, which makes it safe in URIs, paths and command lines.
-///
-/// # Errors
-/// `Invalid` with the rule.
-pub fn check_name(name: &str) -> Result<()> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    let is_good = (1..=63).contains(&name.len())
-        && name.chars().all(is_plain)
-        && !name.starts_with(['.', '-']);
-    if is_good {
-        return Ok(());
-    }
-    let what = format!(
-        "check name {name:?}: use 1 to 63 letters, digits, '.', '_' or '-', starting with a letter, \
-         digit or '_'"
-    );
-    Err(Error::new(ErrorKind::Invalid, what))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_safe_everywhere() {
-        for name in ["db", "a.b_c-9", "_x", &"n".repeat(63)] {
-            check_name(name).unwrap();
-        }
-        for name in ["", ".", "..", "-rf", "a/b", "a b", "é", "x\n", &"n".repeat(64)] {
-            assert_eq!(check_name(name).unwrap_err().kind(), ErrorKind::Invalid, "{name:?}");
-        }
-    }
 
     #[test]
     fn the_stored_form_stays_readable() {

@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn names_say_when_they_were_due() {
         assert_eq!(name_at(NOW), "auto-20261122-2015");
-        crate::record::check_name(&name_at(NOW)).unwrap();
+        crate::names::check_name(&name_at(NOW)).unwrap();
     }
 
     #[test]

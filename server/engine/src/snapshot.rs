@@ -9,7 +9,7 @@
 //! - Stored as JSON with a version (docs/format.md, "Snapshots"), sealed like everything else in
 //!   the log and the metadata.
 
-use crate::record::{RECORD_BYTES_MAX, check_name, is_false};
+use crate::names::{RECORD_BYTES_MAX, check_name};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ pub struct SnapshotRecord {
     /// Seconds since the Unix epoch.
     pub created_at: u64,
     /// It was made by a schedule, which may remove it.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_scheduled: bool,
 }
 

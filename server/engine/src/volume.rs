@@ -13,9 +13,9 @@
 //! - A snapshot is a volume that cannot be changed: it shows nothing from behind its LSN.
 
 use crate::planted::planted;
-use crate::pool::Shared;
 use crate::ranges::{Ranges, Want};
 use crate::record::{Durability, VolumeRecord};
+use crate::state::{Shared, lost};
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{
     AllocationExtent, BlockDevice, Error, ErrorKind, Limits, Lsn, PayloadBuffer, Result, VolumeId,
@@ -663,15 +663,6 @@ impl BlockDevice for Volume {
         .await
         .map(drop)
     }
-}
-
-/// The error for sectors whose data is lost.
-pub(crate) fn lost(volume: VolumeId, start_sector: u64, sector_count: u64, lsn: Lsn) -> Error {
-    let what = format!(
-        "read volume {volume}: {sector_count} sectors from sector {start_sector} are lost: what LSN \
-         {lsn} wrote there was damaged in the write log before the store had it; write them anew"
-    );
-    Error::new(ErrorKind::Corrupt, what)
 }
 
 /// Checks a size: whole sectors, at least one, at most 1 PiB.

@@ -12,7 +12,8 @@ use api::volume::VolumeRequest;
 use block::quantities::check_name;
 use block::{Error, ErrorKind, Result};
 use control::store::check_url;
-use engine::record::{check_free_name, check_not_reserved};
+use engine::names::check_free_name;
+use engine::names::check_not_reserved;
 use engine::schedule::Schedule;
 use engine::snapshot::SnapshotName;
 

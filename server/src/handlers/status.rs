@@ -8,8 +8,8 @@ use api::status::{
     StalledInfo, StatusInfo, TierInfo,
 };
 use block::{ConditionKind, Conditions};
-use engine::destage::Aside;
 use engine::open_pool::OpenPool;
+use engine::state::Aside;
 use std::collections::BTreeMap;
 use tiering::cache::CacheStatus;
 use tiering::{ReclaimStatus, TierStatus};

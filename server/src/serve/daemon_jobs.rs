@@ -1,10 +1,10 @@
 //! Supervised jobs of a daemon that do not belong to the pool.
 
+use super::looking;
 use super::{purge_removed, reload_certificates};
 use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::Attachments;
 use crate::handlers::AdminPool;
-use crate::lookout;
 use block::{Error, ErrorKind, Job};
 use engine::jobs::{Jobs, Need};
 use engine::open_pool::OpenPool;
@@ -34,7 +34,7 @@ pub(super) fn start_jobs(
         jobs.spawn(Need::Useful, purge, purge_removed(open.clone(), handler.clone(), stopped())),
         jobs.spawn(Need::Useful, schedules, run_schedules(open.clone(), stopped())),
         jobs.spawn(Need::Useful, fetch, hydrate(open.clone(), stopped())),
-        jobs.spawn(Need::Useful, look, lookout::run(open.clone(), attachments.clone(), stopped())),
+        jobs.spawn(Need::Useful, look, looking::run(open.clone(), attachments.clone(), stopped())),
         jobs.spawn(Need::Useful, reload, reload_certificates(server, hangups, stopped())),
     ]
 }

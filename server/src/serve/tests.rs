@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 #[test]
 fn huge_pages_are_off_in_a_process_that_opens_pools() {
-    process::keep_pages_small();
+    limits::keep_pages_small();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     // Kernels before 5.0 do not report it.
     let said = status.lines().find(|line| line.starts_with("THP_enabled:"));

@@ -40,7 +40,7 @@ pub struct CopySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<u64>,
     /// The copy has a key ring of its own: the keys of the pool do not open it.
-    #[serde(default, skip_serializing_if = "crate::record::is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_own_key: bool,
     /// Ids of the volumes that it contains; absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ pub struct Published {
     /// Process that wrote this.
     pub term: String,
     /// The pool was put back to a state before this one: nothing more is copied there.
-    #[serde(default, skip_serializing_if = "crate::record::is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_refused: bool,
 }
 

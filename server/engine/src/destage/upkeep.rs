@@ -6,7 +6,7 @@
 //!   condition.
 
 use super::{ReclaimPace, stopped};
-use crate::pool::Shared;
+use crate::state::Shared;
 use block::conditions::Report;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 //! step back.
 
 use super::*;
+use crate::marks::settle_step_back;
 use crate::record::Durability;
 use crate::testing::pool_config as config;
 use block::{BlockDevice, WriteFlags};

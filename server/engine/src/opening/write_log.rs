@@ -6,7 +6,7 @@
 //!   is removed only if it proves that the store has all of it.
 //! - Advice to give a log up always says what the log holds.
 
-use super::{LOG_LOST, LOG_MADE};
+use crate::marks::{LOG_LOST, LOG_MADE};
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use control::manifest::{NodeDir, Ownership};
 use std::path::{Path, PathBuf};

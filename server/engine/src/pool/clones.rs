@@ -9,7 +9,8 @@
 
 use super::snapshots::some_of;
 use super::{Pool, Volumes};
-use crate::record::{VolumeRecord, VolumeState, check_name};
+use crate::names::check_name;
+use crate::record::{VolumeRecord, VolumeState};
 use crate::volume::Volume;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Partial restore of a pool: drops all volumes but the chosen ones before anything is served.
 
 use super::Pool;
-use super::shared::trim_of_all;
 use crate::record::{VolumeRecord, VolumeState};
 use crate::snapshot::{Removed, SnapshotEntry};
+use crate::state::trim_of_all;
 use block::{Lsn, Result, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -6,12 +6,11 @@
 //! - A key is destroyed when no volume that is present or restorable uses it.
 //! - A volume whose key is gone is not served.
 
+use super::Pool;
 use super::snapshots::some_of;
-use super::{Pool, Shared};
 use crate::record::{VolumeRecord, VolumeState};
 use block::{Error, ErrorKind, Result, VolumeId};
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tiering::KeyId;
 
@@ -23,34 +22,6 @@ impl VolumeRecord {
     #[must_use]
     pub fn key(&self) -> KeyId {
         KeyId(self.own_key)
-    }
-}
-
-impl Shared {
-    /// Tells the tier which keys the volumes use and which of them are deduplicated. Must be called
-    /// before anything is destaged.
-    pub(super) fn introduce<'a>(&self, records: impl Iterator<Item = &'a VolumeRecord>) {
-        for record in records {
-            self.tier.set_dedup(VolumeId(record.id), record.is_dedup);
-            self.tier.volume_keys().assign(VolumeId(record.id), record.key());
-            if record.state == VolumeState::Present && !self.tier.volume_keys().has(record.key()) {
-                self.is_any_keyless.store(true, Ordering::Release);
-            }
-            self.show_record(record);
-        }
-    }
-
-    /// Fails for a volume whose key is gone.
-    pub(super) fn check_key(&self, volume: VolumeId) -> Result<()> {
-        let keys = self.tier.volume_keys();
-        if !self.is_any_keyless.load(Ordering::Acquire) || keys.has(keys.of(volume)) {
-            return Ok(());
-        }
-        let what = format!(
-            "open volume {volume}: its own key was destroyed, or the objects below volumekeys/ in the store are gone. \
-             Without it nothing can be read: bring them back from a version or a copy of the bucket, and restart spindle"
-        );
-        Err(Error::new(ErrorKind::Denied, what))
     }
 }
 

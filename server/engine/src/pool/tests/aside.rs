@@ -2,7 +2,7 @@
 //! reported.
 
 use super::*;
-use crate::destage::Aside;
+use crate::state::Aside;
 use block::ConditionKind;
 use object_store::{ObjectStoreExt, PutPayload};
 use std::path::PathBuf;

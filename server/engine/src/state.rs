@@ -7,11 +7,16 @@
 //! - Progress, a final failure and closing the pool each wake every waiter for the store.
 //! - Each volume has one change lock, shared by all holders.
 
-use super::aside::{AsideVolumes, asides_at_start};
+mod keys;
+mod progress;
+mod stalled;
+
+pub use self::progress::{Aside, DestageProgress};
+use self::stalled::{AsideVolumes, asides_at_start};
 use crate::conditions;
-use crate::destage::DestageProgress;
+use crate::names::RECORD_BYTES_MAX;
 use crate::ranges::Ranges;
-use crate::record::{RECORD_BYTES_MAX, VolumeRecord, VolumeState};
+use crate::record::{VolumeRecord, VolumeState};
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
@@ -27,7 +32,7 @@ pub(crate) struct Shared {
     pub(crate) log: Log,
     pub(crate) tier: Tier,
     /// Reason of the final failure, after which nothing is served.
-    pub(super) fatal: OnceLock<Error>,
+    pub(crate) fatal: OnceLock<Error>,
     /// The pool is closing, so waits for the store fail.
     is_closing: AtomicBool,
     /// Highest LSN that a caller waits for in the store.
@@ -42,26 +47,26 @@ pub(crate) struct Shared {
     change_locks: Mutex<HashMap<VolumeId, Arc<RwLock<()>>>>,
     /// Sectors of each volume that are being changed.
     ranges: Mutex<HashMap<VolumeId, Arc<Ranges>>>,
-    pub(super) aside: Mutex<AsideVolumes>,
+    pub(crate) aside: Mutex<AsideVolumes>,
     /// Some volume is aside. The list is looked at only then.
-    pub(super) is_any_aside: AtomicBool,
-    pub(super) is_late_wanted: AtomicBool,
+    pub(crate) is_any_aside: AtomicBool,
+    pub(crate) is_late_wanted: AtomicBool,
     /// Some volume's own key is gone.
-    pub(super) is_any_keyless: AtomicBool,
+    pub(crate) is_any_keyless: AtomicBool,
     /// Number of rounds begun and ended in which volumes that are aside were tried again.
-    pub(super) late_begun: AtomicU64,
-    pub(super) late_ended: watch::Sender<u64>,
+    pub(crate) late_begun: AtomicU64,
+    pub(crate) late_ended: watch::Sender<u64>,
     /// Step at which a test ends the pool.
     #[cfg(test)]
-    pub(super) ends_at: Mutex<Option<&'static str>>,
+    pub(crate) ends_at: Mutex<Option<&'static str>>,
     /// Volume whose side files cannot be written, as on a full disk.
     #[cfg(test)]
-    pub(super) spill_fails_of: Mutex<Option<VolumeId>>,
+    pub(crate) spill_fails_of: Mutex<Option<VolumeId>>,
 }
 
 impl Shared {
     /// Creates the state from an opened log and tier. Volumes in `missing` lack a side file.
-    pub(super) fn new(log: Log, tier: Tier, missing: &[MissingSpillFile]) -> Shared {
+    pub(crate) fn new(log: Log, tier: Tier, missing: &[MissingSpillFile]) -> Shared {
         let destaged = watch::Sender::new(tier.destaged_lsn());
         let aside = asides_at_start(&tier, missing);
         Shared {
@@ -235,12 +240,12 @@ impl Shared {
     }
 
     /// Reports whether waits can only fail from now on.
-    pub(super) fn is_ending(&self) -> bool {
+    pub(crate) fn is_ending(&self) -> bool {
         self.is_stopped() || self.is_closing.load(Ordering::Acquire)
     }
 
     /// Ends every wait for the store, now and later.
-    pub(super) fn begin_closing(&self) {
+    pub(crate) fn begin_closing(&self) {
         self.is_closing.store(true, Ordering::Release);
         self.destaged.send_modify(|_| ());
         self.late_ended.send_modify(|_| ());
@@ -258,8 +263,17 @@ impl Shared {
     }
 }
 
+/// The error for sectors whose data is lost.
+pub(crate) fn lost(volume: VolumeId, start_sector: u64, sector_count: u64, lsn: Lsn) -> Error {
+    let what = format!(
+        "read volume {volume}: {sector_count} sectors from sector {start_sector} are lost: what LSN \
+         {lsn} wrote there was damaged in the write log before the store had it; write them anew"
+    );
+    Error::new(ErrorKind::Corrupt, what)
+}
+
 /// Builds the entry that trims all of a volume.
-pub(super) fn trim_of_all(volume: VolumeId) -> NewEntry {
+pub(crate) fn trim_of_all(volume: VolumeId) -> NewEntry {
     NewEntry {
         volume,
         kind: EntryKind::Trim,

@@ -5,7 +5,7 @@
 //! - A look takes no lock that a client waits for, and makes one query to the disk of the log.
 //! - A state that comes and goes within moments is not a condition.
 
-use super::{LOG, POOL};
+use crate::conditions::{self, LOG, POOL};
 use crate::open_pool::OpenPool;
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
@@ -81,7 +81,7 @@ impl Lookout {
         self.conditions.set(ConditionKind::LogSpace, LOG, short);
         // The log can fail on its own; other causes that stop the pool report themselves.
         if log.is_failed && !self.conditions.is_raised(ConditionKind::PoolStopped, POOL) {
-            super::show_stopped(&self.conditions, "its write log has failed");
+            conditions::show_stopped(&self.conditions, "its write log has failed");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! - A look never runs on a thread that serves clients: the disk may be slow to answer.
 
 use crate::adapters::pool_volumes::Attachments;
-use engine::conditions::lookout::Lookout;
+use engine::lookout::Lookout;
 use engine::open_pool::OpenPool;
 use std::sync::Arc;
 use std::time::Duration;

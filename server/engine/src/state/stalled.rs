@@ -11,9 +11,8 @@
 //!   gives up its contents.
 //! - A caller that waits for a round is answered by one that began after the call.
 
-use super::{Pool, Shared};
-use crate::destage::Aside;
-use crate::volume::Volume;
+use super::Shared;
+use super::progress::Aside;
 use block::conditions::Report;
 use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -29,15 +28,15 @@ const ASIDE_RINGS: u64 = 2;
 
 /// Volumes that are behind the others in the store.
 #[derive(Default)]
-pub(super) struct AsideVolumes {
+pub(crate) struct AsideVolumes {
     /// Reason, and the first LSN that is not in the store.
-    pub(super) volumes: BTreeMap<VolumeId, (String, Lsn)>,
+    pub(crate) volumes: BTreeMap<VolumeId, (String, Lsn)>,
     /// Volumes with too much data that exists only on this machine.
     refused: HashSet<VolumeId>,
     /// Volumes with a missing side file. They are not served.
-    closed: HashMap<VolumeId, Error>,
+    pub(crate) closed: HashMap<VolumeId, Error>,
     /// Closed volumes that shall go back to their state in the store.
-    given_up: HashSet<VolumeId>,
+    pub(crate) given_up: HashSet<VolumeId>,
 }
 
 impl AsideVolumes {
@@ -50,7 +49,7 @@ impl AsideVolumes {
         }
     }
 
-    pub(super) fn first(&self, is_one: impl Fn(VolumeId) -> bool) -> Option<(VolumeId, String)> {
+    pub(crate) fn first(&self, is_one: impl Fn(VolumeId) -> bool) -> Option<(VolumeId, String)> {
         self.volumes
             .keys()
             .find(|volume| is_one(**volume))
@@ -211,7 +210,7 @@ impl Shared {
     }
 
     /// Resolves when every volume that is aside has been tried after this call.
-    pub(super) async fn try_late(&self) -> Result<()> {
+    pub(crate) async fn try_late(&self) -> Result<()> {
         let mut ended = self.late_ended.subscribe();
         let begun = self.late_begun.load(Ordering::Acquire);
         self.is_late_wanted.store(true, Ordering::Release);
@@ -239,40 +238,6 @@ impl Shared {
             }
             _ => Ok(()),
         }
-    }
-}
-
-impl Pool {
-    /// Resets a volume with a missing side file to its state in the store.
-    pub(super) async fn give_up_writes(
-        &self,
-        volume: &Volume,
-        is_meant: bool,
-        closed: Error,
-    ) -> Result<()> {
-        let name = volume.record().name;
-        if !is_meant {
-            let what = format!(
-                "accept volume {name}: writes of it are missing. With --discard-local-writes it goes back \
-                 to what the store has, and they are lost for good"
-            );
-            return Err(Error::with_source(ErrorKind::Invalid, what, closed));
-        }
-        let lsn = self.shared.log.flush().await?;
-        self.shared.wait_destaged(lsn).await?;
-        // The data that was in the ring is now in a side file on this machine, above the missing
-        // one.
-        tracing::warn!(volume = %name, "goes back to what the store has: writes of it are given up");
-        {
-            let mut aside = self.shared.aside.lock();
-            // Another caller may have done it meanwhile. A leftover mark would cost writes later.
-            if !aside.closed.contains_key(&volume.id()) {
-                return Ok(());
-            }
-            aside.given_up.insert(volume.id());
-        }
-        self.shared.try_late().await?;
-        self.shared.check_open(volume.id())
     }
 }
 

@@ -1,0 +1,79 @@
+//! Options of the data tier, from the settings of a pool: to serve it, to read it, or to look at it.
+
+use crate::config::{MAP_BYTES_MIN, METADATA_BYTES_MIN, PoolConfig};
+use block::Epoch;
+use block::seal::PoolKey;
+use control::store::Store;
+use std::time::Duration;
+use tiering::TierOptions;
+use uuid::Uuid;
+
+/// The index of deduplication gets one part in this many of the map's share of the memory. Chosen
+/// by hand: at the default budget it knows the blocks of 700 MiB, and finds those of far more by
+/// the lists of their segments.
+const DEDUP_INDEX_PART: u64 = 8;
+/// Interval between checks for compaction of the metadata in a local directory, where a check costs
+/// no request. With a small log, commits come every few milliseconds and wait for compaction.
+/// Chosen by hand.
+const LOCAL_POLL: Duration = Duration::from_millis(500);
+
+/// Options to serve a data tier as its owner.
+pub(crate) fn tier_options(
+    config: &PoolConfig,
+    store: &Store,
+    pool: Uuid,
+    key: &PoolKey,
+    epoch: Epoch,
+) -> TierOptions {
+    let data = &config.data;
+    let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let mut options = TierOptions::new(store.bulk(), pool.into_bytes(), key.clone(), epoch);
+    options.algorithm = data.algorithm;
+    options.zstd_level = data.zstd_level;
+    options.segment_bytes = bytes(data.segment_bytes);
+    options.frames.memory_bytes = data.memory_cache_bytes;
+    options.frames.stream_bytes = data.stream_bytes;
+    options.frames.cache = data.cache.clone();
+    // The index of deduplication is a part of the map's share; it is empty if no volume is
+    // deduplicated.
+    let index_bytes = data.map_cache_bytes / DEDUP_INDEX_PART;
+    options.dedup_index_bytes = bytes(index_bytes);
+    options.map.page_cache_bytes = bytes(data.map_cache_bytes - index_bytes);
+    options.database.cache_bytes = data.metadata_cache_bytes;
+    if store.local_dir().is_some() {
+        options.database.has_conditional_update = false;
+        options.database.poll_interval = LOCAL_POLL;
+    }
+    options
+}
+
+/// Options to look into a data tier that this process does not serve.
+pub fn look_options(
+    config: &PoolConfig,
+    store: &Store,
+    pool: Uuid,
+    key: &PoolKey,
+    epoch: u64,
+) -> TierOptions {
+    let mut options = reading_options(config, store, pool, key, epoch);
+    // A walk reads everything once. It may run in a daemon whose own caches have the memory.
+    options.frames.memory_bytes = 0;
+    options.frames.stream_bytes = 0;
+    options.map.page_cache_bytes = usize::try_from(MAP_BYTES_MIN).expect("it is small");
+    options.database.cache_bytes = METADATA_BYTES_MIN;
+    options
+}
+
+/// Options to serve a data tier that has no writer: with memory, but without the cache on disk, which belongs to the
+/// daemon of the configured directory.
+pub fn reading_options(
+    config: &PoolConfig,
+    store: &Store,
+    pool: Uuid,
+    key: &PoolKey,
+    epoch: u64,
+) -> TierOptions {
+    let mut options = tier_options(config, store, pool, key, Epoch(epoch));
+    options.frames.cache = None;
+    options
+}
