@@ -24,7 +24,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("api", &["block"]),
     ("cli", &["api", "block"]),
     ("devices", &["block", "nbd", "ublk"]),
-    ("server", &["api", "block", "cli", "control", "devices", "engine", "nbd", "tiering", "wal"]),
+    ("config", &["block", "control", "devices", "engine", "nbd", "tiering", "wal"]),
+    (
+        "server",
+        &["api", "block", "cli", "config", "control", "devices", "engine", "nbd", "tiering", "wal"],
+    ),
     ("tests", &[]),
     ("benches", &["block", "engine", "nbd", "server", "tiering", "ublk", "wal"]),
 ];

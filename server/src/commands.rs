@@ -7,7 +7,6 @@
 //!   [`Failure::Usage`].
 
 use crate::adapters::pool_volumes;
-use crate::config::{self, Config, Override};
 use crate::handlers;
 use crate::limits::{self, lock_memory};
 use crate::offline;
@@ -25,6 +24,7 @@ use cli::args::{
     Setting, absolute, is_uri, place,
 };
 use cli::{output, print};
+use config::{Config, Override};
 use control::keys::KeySource;
 use engine::removal;
 use engine::restore::Asked;

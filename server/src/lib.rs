@@ -8,7 +8,6 @@
 pub mod adapters;
 pub mod admin;
 mod commands;
-pub mod config;
 pub mod demo;
 pub mod handlers;
 mod limits;

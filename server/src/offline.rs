@@ -6,11 +6,11 @@
 //!   from the store alone.
 
 use crate::admin::AdminHandler;
-use crate::config::Config;
 use crate::handlers::{AdminPool, answers_closed};
 use api::volume::VolumeRequest;
 use api::{Reply, Request};
 use block::Result;
+use config::Config;
 use engine::closed_pool::ClosedPool;
 use engine::opening::Opening;
 

@@ -7,11 +7,11 @@
 //! - It listens only at the addresses it is given, never at the pool's: a client of the pool must not read old bytes.
 
 use crate::adapters::copy_exports::CopyExports;
-use crate::config::Config;
 use crate::serve::{EXIT_AT_ONCE, Signals, listen, reload_tls, server_options, watch_signal};
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
+use config::Config;
 use engine::copies::StateRecord;
 use engine::copies::target::{Pin, Target};
 use engine::tier_options::reading_options;

@@ -3,7 +3,6 @@
 //! Invariant: a request that fails here would fail in every pool, so the command line reports it as
 //! a mistake in its arguments.
 
-use crate::config::check_volume_size;
 use api::Request;
 use api::copy::CopyRequest;
 use api::device::DeviceRequest;
@@ -11,6 +10,7 @@ use api::snapshot::{ScheduleChange, SnapshotRequest};
 use api::volume::VolumeRequest;
 use block::quantities::check_name;
 use block::{Error, ErrorKind, Result};
+use config::check_volume_size;
 use control::store::check_url;
 use engine::names::check_free_name;
 use engine::names::check_not_reserved;

@@ -2,12 +2,12 @@
 //!
 //! Invariant: a conversion loses nothing that the other side needs, and decides nothing.
 
-use crate::config::options;
 use api::config::{ExampleInfo, OptionInfo};
 use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver};
 use api::key::{KeySlotInfo, NewKey, Secret, SlotKind};
 use api::pool::{FsckInfo, PoolPurged, PoolRemoved, PoolRestored};
 use api::restore::PoolFromCopy;
+use config::options;
 use control::keys;
 use devices::remote::RemoteOptions;
 use engine::claims;

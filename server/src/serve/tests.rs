@@ -1,7 +1,6 @@
 //! Tests of commands that open a pool or only look at it.
 
 use super::*;
-use crate::config::Override;
 use crate::handlers::answers_closed;
 use api::copy::CopyRequest;
 use api::key::KeyRequest;
@@ -11,6 +10,7 @@ use api::snapshot::SnapshotRequest;
 use api::volume::VolumeRequest;
 use api::{Reply, Request};
 use block::{BlockDevice, ConditionKind, Epoch, WriteFlags};
+use config::Override;
 use engine::record::Durability;
 use std::path::PathBuf;
 

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::admin::AdminHandler;
-use crate::config::{Config, Override};
 use crate::handlers::AdminPool;
 use crate::serve;
 use api::Request;
 use api::volume::{RemoveMode, VolumeRequest};
 use block::{ConditionKind, ErrorKind};
+use config::{Config, Override};
 use engine::open_pool::OpenPool;
 use engine::opening::Opening;
 use nbd::{Server, ServerOptions};

@@ -1,4 +1,8 @@
-//! Owns the effective configuration: defaults, then `spindle.toml`, then flags.
+//! The configuration of a daemon: defaults, then `spindle.toml`, then flags.
+//!
+//! Owns the options, their ranges and explanations, the file's format, and the division of the memory
+//! budget. Refuses to know what is done with them: it hands each part its own options, such as a
+//! [`PoolConfig`].
 //!
 //! Invariants:
 //! - Every option is one row of [`options::OPTIONS`]. The example file, `config show` and
