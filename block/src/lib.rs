@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - No async runtime and no `unsafe`: every other package may depend on this one.
-//! - No I/O, except in [`durable_file`] and in the system's implementations of [`env`].
+//! - No I/O, except in [`durable_file`] and in the system's implementations of [`mod@env`].
 //! - A word has one meaning here and everywhere (see docs/glossary.md).
 #![forbid(unsafe_code)]
 

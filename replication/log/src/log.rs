@@ -225,7 +225,7 @@ impl Log {
     }
 
     /// Confirms that the loss of acknowledged entries has been recorded durably wherever it must be
-    /// known (see [`Recovery::is_tail_proven`]). Until then every open reports it again.
+    /// known (see [`Recovery::is_tail_proven`](crate::Recovery::is_tail_proven)). Until then every open reports it again.
     pub fn settle_tail(&self) {
         if let Some(driven) = &mut *self.inner.driven.lock() {
             driven.core.settle();

@@ -17,7 +17,7 @@ pub struct LogStatus {
     pub ring_bytes: u64,
     /// Newest entry queued.
     pub last_lsn: Lsn,
-    /// Newest entry that [`Wait::Written`] answers.
+    /// Newest entry that [`Wait::Written`](super::Wait::Written) answers.
     pub acked_lsn: Lsn,
     /// Newest entry on stable storage.
     pub durable_lsn: Lsn,
