@@ -17,6 +17,7 @@ pub mod jobs;
 pub mod line;
 pub mod quantities;
 pub mod seal;
+pub mod seeded_bugs;
 pub mod units;
 
 pub use buffers::{PayloadBuffer, PayloadBuffers};
