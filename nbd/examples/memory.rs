@@ -7,7 +7,7 @@
 //! Prints one URI per listener, then `ready`. SIGTERM or Ctrl-C stops it in an orderly way.
 
 #[path = "../tests/server/memory.rs"]
-#[allow(dead_code, reason = "the tests of this package also plant failures and look at the calls")]
+#[allow(dead_code, reason = "the tests of this package also seed failures and look at the calls")]
 mod memory;
 
 use memory::{MemoryDevice, MemoryExports};

@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn dying(job: &str) -> Daemon {
     let mut daemon = Daemon::new(SMALL, &[("db", "8MiB")]);
     daemon.use_binary("spindle-faulty");
-    daemon.environ(&[("SPINDLE_PLANTED", &format!("panicking-job={job}"))]);
+    daemon.environ(&[("SPINDLE_SEEDED_BUGS", &format!("panicking-job={job}"))]);
     daemon.announce("background job");
     daemon.announce("panicked at server/src/jobs.rs");
     daemon.announce("the log's tail was not moved");
@@ -36,7 +36,7 @@ fn is_died_job_shown(daemon: &Daemon, job: &str) -> bool {
 #[test]
 fn a_job_that_dies_is_in_status_and_clients_are_served() {
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted bugs is missing (tests/run makes it)");
+        return skip("the build with seeded bugs is missing (tests/run makes it)");
     }
     for job in ["copy to", "scrub", "upkeep", "snapshot schedules"] {
         let mut daemon = dying(job);
@@ -59,7 +59,7 @@ fn a_job_that_dies_is_in_status_and_clients_are_served() {
 #[test]
 fn a_daemon_ends_in_order_without_a_job_that_data_depends_on() {
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted bugs is missing (tests/run makes it)");
+        return skip("the build with seeded bugs is missing (tests/run makes it)");
     }
     let mut daemon = Daemon::started(SMALL, &[("db", "8MiB")]);
     let mut client = connect(&daemon);
@@ -73,7 +73,7 @@ fn a_daemon_ends_in_order_without_a_job_that_data_depends_on() {
         daemon.announce("panicked at server/src/jobs.rs");
         daemon.announce("the log's tail was not moved");
         daemon.announce("the store does not hold the newest writes");
-        daemon.environ(&[("SPINDLE_PLANTED", &format!("panicking-job={job}"))]);
+        daemon.environ(&[("SPINDLE_SEEDED_BUGS", &format!("panicking-job={job}"))]);
         let said = match daemon.try_start() {
             Ok(()) => {
                 let status = daemon.wait(PATIENCE);
@@ -85,7 +85,7 @@ fn a_daemon_ends_in_order_without_a_job_that_data_depends_on() {
         assert!(said.contains(&format!("the background job {job}")), "{job}: {said}");
         assert!(said.contains("the daemon stops"), "{job}: {said}");
     }
-    daemon.environ(&[("SPINDLE_PLANTED", "")]);
+    daemon.environ(&[("SPINDLE_SEEDED_BUGS", "")]);
     daemon.restart();
     let mut client = connect(&daemon);
     assert!(client.read(0, 1 << 20) == [7; 1 << 20]);

@@ -242,12 +242,12 @@ fn every_fail_point_of_the_source_is_armed_by_a_test() {
 /// simulation of package `wal` finds a torn or stale batch that is accepted, an answer
 /// between submission and completion, and an ignored flush; the test of power cuts
 /// (tests/e2e/power.rs) also finds the last.
-const PLANTED: &[(&str, u64)] =
+const SEEDED_BUGS: &[(&str, u64)] =
     &[("ack-before-submit", 60), ("trim-lost", 30), ("overlay-dropped-early", 60)];
 
-/// Like [`PLANTED`], for bugs that snapshots and clones show. Rarer ones are found by the models of
+/// Like [`SEEDED_BUGS`], for bugs that snapshots and clones show. Rarer ones are found by the models of
 /// package `tiering`.
-const PLANTED_IN_STATES: &[(&str, u64)] =
+const SEEDED_BUGS_IN_STATES: &[(&str, u64)] =
     &[("copies-forgotten", 100), ("promoted-over-newer", 100)];
 
 /// Texts with which the crash tester reports wrong data.
@@ -258,7 +258,7 @@ const WHAT_IS_WRONG: &[&str] =
 const LOG_IS_AHEAD: (&str, &str) = ("overlay-dropped-early", "the store was rolled back");
 
 /// The variables that switch on the bugs and fail points of a build for tests.
-const SWITCHES: &[&str] = &["SPINDLE_PLANTED", "SPINDLE_FAILPOINT"];
+const SWITCHES: &[&str] = &["SPINDLE_SEEDED_BUGS", "SPINDLE_FAILPOINT"];
 
 #[test]
 fn a_binary_that_people_run_has_no_switch_to_break_it() {
@@ -276,12 +276,12 @@ fn a_binary_that_people_run_has_no_switch_to_break_it() {
     };
     let shipped = bytes("spindle");
     let switches: BTreeSet<String> = SWITCHES.iter().map(|name| (*name).to_owned()).collect();
-    let mut names = daemon::planted_bugs_of_the_source();
+    let mut names = daemon::seeded_bugs_of_the_source();
     names.extend(daemon::fail_points_of_the_source());
     names.extend(switches.clone());
     assert_eq!(found_in(&shipped, &names), BTreeSet::new(), "these are in the binary");
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted bugs is missing (tests/run makes it)");
+        return skip("the build with seeded bugs is missing (tests/run makes it)");
     }
     // Comparisons with the names of bugs may be compiled to plain numbers; the names of variables
     // remain.
@@ -290,19 +290,19 @@ fn a_binary_that_people_run_has_no_switch_to_break_it() {
 }
 
 #[test]
-fn planted_bugs_are_found_within_their_number_of_rounds() {
-    let known = daemon::planted_bugs_of_the_source();
-    for (name, _) in PLANTED.iter().chain(PLANTED_IN_STATES) {
+fn seeded_bugs_are_found_within_their_number_of_rounds() {
+    let known = daemon::seeded_bugs_of_the_source();
+    for (name, _) in SEEDED_BUGS.iter().chain(SEEDED_BUGS_IN_STATES) {
         assert!(known.contains(*name), "the source knows no bug {name:?}, only {known:?}");
     }
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted bugs is missing (tests/run makes it)");
+        return skip("the build with seeded bugs is missing (tests/run makes it)");
     }
     for seed in seeds(1) {
-        for (name, round_count) in PLANTED {
+        for (name, round_count) in SEEDED_BUGS {
             is_found(name, Daemon::new(SMALL, VOLUMES), &plan(seed, *round_count));
         }
-        for (name, round_count) in PLANTED_IN_STATES {
+        for (name, round_count) in SEEDED_BUGS_IN_STATES {
             let daemon = Daemon::new(&settings_of_states(), &[]);
             let mut plan = plan_of_states(seed, *round_count);
             plan.fail_points = EVERY_LAYER
@@ -318,7 +318,7 @@ fn planted_bugs_are_found_within_their_number_of_rounds() {
 fn is_found(name: &str, mut daemon: Daemon, plan: &Plan) {
     println!("{name}: SEED={}", plan.seed);
     daemon.use_binary("spindle-faulty");
-    daemon.environ(&[("SPINDLE_PLANTED", name)]);
+    daemon.environ(&[("SPINDLE_SEEDED_BUGS", name)]);
     daemon.announce("");
     match torture(&mut daemon, plan) {
         Err(found) => {

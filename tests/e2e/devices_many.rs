@@ -158,7 +158,7 @@ fn held() {
 fn a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown() {
     needs_root!();
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted failures is missing (tests/run makes it)");
+        return skip("the build with seeded failures is missing (tests/run makes it)");
     }
     for seed in seeds(1) {
         let name = "devices_many::a_daemon_that_ends_while_it_attaches_leaves_nothing_unknown";
@@ -218,12 +218,12 @@ fn all_is_known(daemon: &Daemon) -> bool {
     })
 }
 
-/// Ends a daemon during an attach at the planted point, and returns whether the next daemon knows
+/// Ends a daemon during an attach at the seeded point, and returns whether the next daemon knows
 /// everything.
-fn cut_short(driver: &[&str], planted: &str) -> bool {
+fn cut_short(driver: &[&str], seeded_bug: &str) -> bool {
     let mut daemon = Daemon::new(SETTINGS, &[("db", "64M")]);
     daemon.use_binary("spindle-faulty");
-    daemon.environ(&[("SPINDLE_PLANTED", planted)]);
+    daemon.environ(&[("SPINDLE_SEEDED_BUGS", seeded_bug)]);
     daemon.restart();
     let _ = daemon.json(&["volume", "set", "db", "--durability", "write"]);
     assert!(!daemon.command(&[&["attach", "db"], driver].concat()).status.success());

@@ -1,4 +1,4 @@
-//! Bad moments of devices that need a second daemon or a planted failure.
+//! Bad moments of devices that need a second daemon or a seeded failure.
 //!
 //! Invariants:
 //! - Those of [`crate::devices`].
@@ -126,7 +126,7 @@ fn twins() {
 fn a_read_that_cannot_be_handed_over_fails_and_the_device_goes_on() {
     needs_root!();
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted failures is missing (tests/run makes it)");
+        return skip("the build with seeded failures is missing (tests/run makes it)");
     }
     let name = "devices_moments::a_read_that_cannot_be_handed_over_fails_and_the_device_goes_on";
     guest::run(name, Duration::from_secs(120), &[], not_handed_over);
@@ -150,7 +150,7 @@ fn errors_of_reading(device: &str) -> usize {
 fn not_handed_over() {
     let mut daemon = Daemon::new(SETTINGS, &[("db", "64M")]);
     daemon.use_binary("spindle-faulty");
-    daemon.environ(&[("SPINDLE_PLANTED", "read-not-copied")]);
+    daemon.environ(&[("SPINDLE_SEEDED_BUGS", "read-not-copied")]);
     daemon.announce("what was read was not copied");
     daemon.restart();
     // With few tags, each gets a failing request and serves another afterwards.
@@ -240,7 +240,7 @@ fn lacking() {
 fn a_device_that_somebody_else_removed_is_said_and_its_number_left_alone() {
     needs_root!();
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted failures is missing (tests/run makes it)");
+        return skip("the build with seeded failures is missing (tests/run makes it)");
     }
     let name =
         "devices_moments::a_device_that_somebody_else_removed_is_said_and_its_number_left_alone";
@@ -253,7 +253,7 @@ fn a_device_that_somebody_else_removed_is_said_and_its_number_left_alone() {
 /// Removes a served device from the kernel, as other programs can.
 fn remove_served(device: &str) {
     let mut other = std::process::Command::new(binary("spindle-faulty"));
-    other.args(["attach", "--cleanup", device]).env("SPINDLE_PLANTED", "cleanup-of-served");
+    other.args(["attach", "--cleanup", device]).env("SPINDLE_SEEDED_BUGS", "cleanup-of-served");
     let said = other.output().expect("it runs");
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
 }
@@ -264,7 +264,7 @@ fn removed_by_others(program: &str, is_by_number: bool) {
     daemon.announce("the volume is larger than configured and stays so");
     daemon.use_binary(program);
     if is_by_number {
-        daemon.environ(&[("SPINDLE_PLANTED", "number-alone")]);
+        daemon.environ(&[("SPINDLE_SEEDED_BUGS", "number-alone")]);
     }
     daemon.restart();
     let device = attach(&daemon, &[]);
@@ -416,7 +416,7 @@ fn with_udev() {
 fn a_daemon_that_is_killed_while_its_device_does_not_answer_ends() {
     needs_root!();
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted failures is missing (tests/run makes it)");
+        return skip("the build with seeded failures is missing (tests/run makes it)");
     }
     let name = "devices_moments::a_daemon_that_is_killed_while_its_device_does_not_answer_ends";
     guest::run(name, Duration::from_secs(240), &[], || {
@@ -432,7 +432,7 @@ fn a_daemon_that_is_killed_while_its_device_does_not_answer_ends() {
 
 /// Kills a daemon while the partition table of its new device is being read, which the silent store
 /// delays, and returns whether it ended before the store answered.
-fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
+fn killed_while_it_looks(driver: &[&str], is_seeded: bool) -> bool {
     let bucket = Bucket::start(Care::Honest);
     let proxy = Proxy::start(bucket.address()).expect("a proxy");
     // Nothing is cached.
@@ -441,9 +441,9 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
     for part in ["destage", "store", "slatedb", "object_store"] {
         daemon.announce(part);
     }
-    if is_planted {
+    if is_seeded {
         daemon.use_binary("spindle-faulty");
-        daemon.environ(&[("SPINDLE_PLANTED", "opens-own-device")]);
+        daemon.environ(&[("SPINDLE_SEEDED_BUGS", "opens-own-device")]);
     }
     daemon.restart();
     let device = attach(&daemon, driver);
@@ -489,7 +489,7 @@ fn killed_while_it_looks(driver: &[&str], is_planted: bool) -> bool {
 fn a_daemon_that_is_killed_while_the_store_does_not_answer_leaves_no_device_behind_a_lock() {
     needs_root!();
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted failures is missing (tests/run makes it)");
+        return skip("the build with seeded failures is missing (tests/run makes it)");
     }
     let name = "devices_moments::a_daemon_that_is_killed_while_the_store_does_not_answer_leaves_no_device_behind_a_lock";
     guest::run(name, Duration::from_secs(600), &[], || {
@@ -508,7 +508,7 @@ fn is_table_read_at_start() -> bool {
 
 /// Attaches a volume while the store does not answer, and kills the daemon meanwhile. Returns
 /// whether it ended and the next one continued.
-fn killed_while_it_attaches(is_planted: bool) -> bool {
+fn killed_while_it_attaches(is_seeded: bool) -> bool {
     let bucket = Bucket::start(Care::Honest);
     let proxy = Proxy::start(bucket.address()).expect("a proxy");
     // Nothing is cached.
@@ -517,9 +517,9 @@ fn killed_while_it_attaches(is_planted: bool) -> bool {
     for part in ["destage", "store", "slatedb", "object_store", "attach"] {
         daemon.announce(part);
     }
-    if is_planted {
+    if is_seeded {
         daemon.use_binary("spindle-faulty");
-        daemon.environ(&[("SPINDLE_PLANTED", "table-unread")]);
+        daemon.environ(&[("SPINDLE_SEEDED_BUGS", "table-unread")]);
     }
     daemon.restart();
     write(&attach(&daemon, &[]), "before");
@@ -533,7 +533,7 @@ fn killed_while_it_attaches(is_planted: bool) -> bool {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().expect("the program runs")
     };
-    if is_table_read_at_start() && !is_planted {
+    if is_table_read_at_start() && !is_seeded {
         let said = attaches(&daemon).wait_with_output().expect("it ends");
         let said = String::from_utf8_lossy(&said.stderr).into_owned();
         assert!(said.contains("could not be read within 60 s"), "{said}");
@@ -545,7 +545,7 @@ fn killed_while_it_attaches(is_planted: bool) -> bool {
     let until = Instant::now() + Duration::from_secs(60);
     let is_under_way = || {
         let list = std::fs::read_to_string(&noted).unwrap_or_default();
-        list.contains("\"volume\"") && (!is_planted || list.contains("\"number\": 0"))
+        list.contains("\"volume\"") && (!is_seeded || list.contains("\"number\": 0"))
     };
     while !is_under_way() {
         assert!(Instant::now() < until, "it does not begin: {}", daemon.log());

@@ -60,7 +60,7 @@ fn late(program: &str, bugs: Option<&str>) -> Vec<&'static str> {
     let mut daemon = on(proxy.address());
     daemon.announce(""); // the store is away
     daemon.use_binary(program);
-    daemon.environ(&[("SPINDLE_PLANTED", bugs.unwrap_or_default())]);
+    daemon.environ(&[("SPINDLE_SEEDED_BUGS", bugs.unwrap_or_default())]);
     daemon.restart();
     let mut first = connect(&daemon, false);
     for (start, ..) in LEFT {
@@ -182,7 +182,7 @@ fn requests_of_a_disconnected_client_are_not_applied_after_its_successors_writes
 #[test]
 fn a_daemon_that_keeps_requests_of_disconnected_clients_is_noticed() {
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted failures is missing (tests/run makes it)");
+        return skip("the build with seeded failures is missing (tests/run makes it)");
     }
     let found = late("spindle-faulty", Some("kept-when-dropped,leftovers-kept,step-torn"));
     for effect in ["a request in parts", "after the successor had read"] {

@@ -117,7 +117,7 @@ fn what_was_flushed_survives_a_loss_of_power_at_any_moment() {
 
 /// Bugs that the daemon can be told to have, with the mode in which it writes its log and the
 /// number of cuts within which each must be found.
-const PLANTED: &[(&str, &str, usize)] = &[
+const SEEDED_BUGS: &[(&str, &str, usize)] = &[
     ("flush-ignored", "buffered", 25),
     ("flush-ignored", "direct", 25),
     ("ack-before-write", "direct", 60),
@@ -126,7 +126,7 @@ const PLANTED: &[(&str, &str, usize)] = &[
 #[test]
 fn a_daemon_that_breaks_its_promise_is_found() {
     if !binary("spindle-faulty").exists() {
-        return skip("the build with planted bugs is missing (tests/run makes it)");
+        return skip("the build with seeded bugs is missing (tests/run makes it)");
     }
     needs_root!();
     needs!("dmsetup", "mkfs.ext4", "losetup");
@@ -134,7 +134,7 @@ fn a_daemon_that_breaks_its_promise_is_found() {
         let name = "power::a_daemon_that_breaks_its_promise_is_found";
         let variables = [("SEED", seed.to_string())];
         guest::run(name, Duration::from_secs(1800), &variables, || {
-            for (bug, io, cut_count) in PLANTED {
+            for (bug, io, cut_count) in SEEDED_BUGS {
                 let time = Duration::from_secs(1500);
                 // A new pool promises nothing until it is served.
                 let plan = Plan { seed, cut_count: *cut_count, time, from: SERVED, io, ..SMOKE };
@@ -161,7 +161,7 @@ struct Tried {
     durable_sector_count: u64,
 }
 
-fn power_cuts(plan: Plan, program: &str, planted: &str) -> Result<Tried, String> {
+fn power_cuts(plan: Plan, program: &str, seeded_bug: &str) -> Result<Tried, String> {
     let place = Place::new();
     let boot = Boot::new(&place);
     let mut random = Random::new(plan.seed, 7);
@@ -182,8 +182,8 @@ fn power_cuts(plan: Plan, program: &str, planted: &str) -> Result<Tried, String>
         is_over: AtomicBool::new(false),
     };
     let mut daemon = daemon_on(&mounted, program, plan.io);
-    if !planted.is_empty() {
-        daemon.environ(&[("SPINDLE_PLANTED", planted)]);
+    if !seeded_bug.is_empty() {
+        daemon.environ(&[("SPINDLE_SEEDED_BUGS", seeded_bug)]);
         daemon.announce("");
     }
     for _ in 0..plan.life_count {

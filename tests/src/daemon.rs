@@ -462,9 +462,9 @@ pub fn fail_points_of_the_source() -> Vec<String> {
     names
 }
 
-/// Returns the planted bugs that the source can be told to have.
+/// Returns the seeded bugs that the source can be told to have.
 #[must_use]
-pub fn planted_bugs_of_the_source() -> std::collections::BTreeSet<String> {
+pub fn seeded_bugs_of_the_source() -> std::collections::BTreeSet<String> {
     quoted_after("has(\"").into_iter().collect()
 }
 

@@ -27,7 +27,7 @@ mod tests;
 pub use file::AlignedBuffer;
 pub use index::key_of;
 
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::{FrameAt, FrameRef, SegmentError, SegmentId, SegmentInfo};
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
@@ -223,10 +223,14 @@ impl FrameCache {
     /// File system errors, or `InvalidInput` if the budget is below 4 MiB. The caller continues
     /// without the cache.
     pub fn open(options: &CacheOptions, pool: [u8; 16]) -> io::Result<Self> {
-        Self::open_planted(options, pool, Planted::from_environment())
+        Self::open_seeded(options, pool, SeededBugs::from_environment())
     }
 
-    fn open_planted(options: &CacheOptions, pool: [u8; 16], planted: Planted) -> io::Result<Self> {
+    fn open_seeded(
+        options: &CacheOptions,
+        pool: [u8; 16],
+        seeded_bugs: SeededBugs,
+    ) -> io::Result<Self> {
         let region_bytes =
             (options.bytes / REGION_COUNT_MIN / ALIGN as u64 * ALIGN as u64).min(REGION_BYTES_MAX);
         if region_bytes < REGION_BYTES_MIN {
@@ -251,7 +255,7 @@ impl FrameCache {
             bad_at: Mutex::default(),
         });
         let (queue, work) = mpsc::sync_channel(QUEUE_COUNT_MAX);
-        let writer = writer::Writer::new(shared.clone(), planted);
+        let writer = writer::Writer::new(shared.clone(), seeded_bugs);
         let thread = std::thread::Builder::new().name("cache-writer".into()).spawn({
             let shared = shared.clone();
             move || {

@@ -341,11 +341,11 @@ impl Copier {
             return Ok(None);
         }
         hold.set_below(root.next_segment);
-        let planted = self.source.pool.planted;
-        if planted.copy_without_hold {
+        let seeded_bugs = self.source.pool.seeded_bugs;
+        if seeded_bugs.copy_without_hold {
             hold.set_below(0);
         }
-        if planted.manifest_first {
+        if seeded_bugs.manifest_first {
             self.put_manifest(objects.manifest, manifest_bytes.clone()).await?;
         }
         self.progress.set_pass(0, root.next_segment);

@@ -17,7 +17,7 @@ pub(crate) mod fingerprints;
 pub(crate) mod index;
 
 use crate::keys::{KeyId, PoolKeys};
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use block::{ErrorKind, VolumeId};
 use fingerprints::{Fingerprinter, FrameFingerprints};
 use index::{Index, Location};
@@ -135,14 +135,14 @@ pub(crate) struct Dedup {
     pub mask: u64,
     /// Whether every volume is deduplicated, for tests.
     pub is_forced: bool,
-    planted: Planted,
+    seeded_bugs: SeededBugs,
     pub unequal_count: AtomicU64,
     pub unread_count: AtomicU64,
 }
 
 impl Dedup {
     /// Creates the state, with an index of `index_bytes`.
-    pub fn new(index_bytes: usize, keys: PoolKeys, planted: Planted) -> Dedup {
+    pub fn new(index_bytes: usize, keys: PoolKeys, seeded_bugs: SeededBugs) -> Dedup {
         Dedup {
             keys,
             mask: u64::MAX,
@@ -151,7 +151,7 @@ impl Dedup {
             index: Mutex::new(Index::new(index_bytes / ENTRY_BYTES)),
             uses: Arc::default(),
             sweep: Mutex::default(),
-            planted,
+            seeded_bugs,
             unequal_count: AtomicU64::new(0),
             unread_count: AtomicU64::new(0),
         }
@@ -191,12 +191,12 @@ impl Dedup {
     /// nothing new may depend on it.
     pub fn pin(&self, segment: u64) -> Option<Pin> {
         let mut uses = self.uses.lock();
-        if uses.victims.contains_key(&segment) && !self.planted.unpinned {
+        if uses.victims.contains_key(&segment) && !self.seeded_bugs.unpinned {
             return None;
         }
         // If the list is full, any segment may be bad.
         let is_bad = uses.bad.len() >= BAD_MAX || uses.bad.contains(&segment);
-        if (is_bad || segment < uses.floor) && !self.planted.bad_reused {
+        if (is_bad || segment < uses.floor) && !self.seeded_bugs.bad_reused {
             return None;
         }
         *uses.pins.entry(segment).or_default() += 1;
@@ -206,7 +206,7 @@ impl Dedup {
     /// Takes for reclaim those of the segments that no destage uses.
     pub fn take_victims(&self, segments: impl Iterator<Item = u64>) -> Victims {
         let mut uses = self.uses.lock();
-        let is_free = |segment: &u64| self.planted.unpinned || !uses.pins.contains_key(segment);
+        let is_free = |segment: &u64| self.seeded_bugs.unpinned || !uses.pins.contains_key(segment);
         let segments: Vec<u64> = segments.filter(is_free).collect();
         for segment in &segments {
             *uses.victims.entry(*segment).or_default() += 1;
@@ -269,7 +269,7 @@ mod tests {
     fn a_segment_has_one_kind_of_user() {
         let (pool_key, volume_keys) = (PoolKey::new([7; 32]), VolumeKeys::default());
         let keys = PoolKeys { pool: [1; 16], pool_key, volume_keys };
-        let dedup = Dedup::new(1 << 20, keys, Planted::default());
+        let dedup = Dedup::new(1 << 20, keys, SeededBugs::default());
         let (first, second) = (dedup.pin(5).unwrap(), dedup.pin(5).unwrap());
         drop(first);
         let victims = dedup.take_victims([4, 5, 6].into_iter());

@@ -29,7 +29,7 @@ pub use options::{Access, Advice, FramesOptions, FramesStatus};
 
 use crate::cache::FrameCache;
 use crate::keys::PoolKeys;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::read::{Directory, ObjectReport, check_object, directory_tail_bytes};
 use crate::segment::{
     DirectoryEntry, FrameRef, SegmentError, SegmentInfo, StoredSegment, format, open_directory,
@@ -299,8 +299,8 @@ impl Frames {
     /// Sets the source that tells whether a segment is wanted and which others exist. Without it,
     /// an object that is not found counts as missing, and any other failure is attributed to the
     /// store.
-    pub(crate) fn set_peers(&self, peers: Arc<dyn peers::Peers>, planted: Planted) {
-        self.0.store.set_peers(peers, planted);
+    pub(crate) fn set_peers(&self, peers: Arc<dyn peers::Peers>, seeded_bugs: SeededBugs) {
+        self.0.store.set_peers(peers, seeded_bugs);
     }
 
     /// Returns the reader of the store.

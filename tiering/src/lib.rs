@@ -30,13 +30,13 @@ pub mod map;
 mod orphans;
 mod outage;
 mod places;
-mod planted;
 mod pool;
 mod read;
 pub mod reclaim;
 mod recording_store;
 pub mod repair;
 pub mod scrub;
+mod seeded_bugs;
 pub mod segment;
 pub mod segment_store;
 #[cfg(any(test, feature = "testing"))]

@@ -48,7 +48,7 @@ pub use repoint::{Moved, Repoint, RepointReport};
 pub use snapshots::{SnapshotChange, SnapshotList};
 
 use crate::dedup::Found;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 use clock_cache::ClockCache;
@@ -193,8 +193,8 @@ pub struct Map {
     repoints: AtomicU64,
     destaged: AtomicU64,
     commit_number: AtomicU64,
-    /// Planted bugs, for tests.
-    pub(crate) planted: Planted,
+    /// Seeded bugs, for tests.
+    pub(crate) seeded_bugs: SeededBugs,
 }
 
 impl Map {

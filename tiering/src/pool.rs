@@ -18,7 +18,7 @@ pub(crate) use metadata::Metadata;
 pub(crate) use segments::Segments;
 
 use crate::keys::VolumeKeys;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::SegmentInfo;
 use crate::segment::read::check_object;
 use block::seal::PoolKey;
@@ -75,7 +75,7 @@ pub(crate) struct Pool {
     pub conditions: Conditions,
     /// Runtime of background work.
     pub background: Handle,
-    pub planted: Planted,
+    pub seeded_bugs: SeededBugs,
 }
 
 impl Pool {

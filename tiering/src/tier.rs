@@ -30,11 +30,11 @@ use crate::map::records::AsideFile;
 use crate::map::{FoldReport, Health, LayerId, MapOptions, MapStatus, PromoteReport, PruneReport};
 use crate::orphans::{SweepReport, Sweeper};
 use crate::outage::StoreFailure;
-use crate::planted::Planted;
 use crate::pool::{Exclusions, LeftOut, Metadata, OwnerCheck, Pool, Segments};
 use crate::read::{ChangedExtent, Reader};
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
 use crate::repair::Repair;
+use crate::seeded_bugs::SeededBugs;
 use block::seal::{Algorithm, PoolKey};
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -106,8 +106,8 @@ pub struct TierOptions {
     pub owner_check: Option<OwnerCheck>,
     /// Registry in which the data tier raises lasting conditions.
     pub conditions: block::Conditions,
-    /// Bugs that tests plant.
-    pub(crate) planted: Planted,
+    /// Seeded bugs, for tests.
+    pub(crate) seeded_bugs: SeededBugs,
 }
 
 impl TierOptions {
@@ -142,7 +142,7 @@ impl TierOptions {
             restored: None,
             owner_check: None,
             conditions: block::Conditions::default(),
-            planted: Planted::from_environment(),
+            seeded_bugs: SeededBugs::from_environment(),
         }
     }
 }

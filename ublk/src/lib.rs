@@ -13,8 +13,8 @@
 //! queue     one thread, one ring: requests   wakes    of requests, from any thread
 //! params    parameters of a device (pure)    request  checks of one request (pure)
 //! abi       bytes <-> types (pure)           errno    ErrorKind -> result of a request
-//! memory    of payloads, all queues (pure)   planted  deliberate failures, for tests
-//! table     reads the partition table before the kernel does
+//! memory    of payloads, all queues (pure)   table    reads partition tables before the kernel does
+//! seeded_bugs  deliberate failures, for tests
 //! ```
 #![deny(unsafe_code)]
 
@@ -24,9 +24,9 @@ mod device;
 mod errno;
 mod memory;
 mod params;
-mod planted;
 mod queue;
 mod request;
+mod seeded_bugs;
 mod table;
 mod wakes;
 

@@ -19,8 +19,8 @@
 use crate::abi::{self, Descriptor, IO_DESC_BYTES, QUEUE_DEPTH_MAX, io_command};
 use crate::errno;
 use crate::memory::{Memory, Own};
-use crate::planted::is_copy_lost;
 use crate::request::{Work, judge};
+use crate::seeded_bugs::is_copy_lost;
 use crate::wakes::Wakes;
 use block::device::PAYLOAD_BYTES_KEPT;
 use block::{BlockDevice, Error, ErrorKind, PayloadBuffer, Result, WriteFlags, ZeroFlags};

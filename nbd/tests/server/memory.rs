@@ -77,7 +77,7 @@ impl MemoryDevice {
             self.running_count.fetch_sub(1, Ordering::Relaxed);
         }
         match *self.failure.lock().unwrap() {
-            Some(kind) => Err(Error::new(kind, "planted failure")),
+            Some(kind) => Err(Error::new(kind, "seeded failure")),
             None => Ok(()),
         }
     }

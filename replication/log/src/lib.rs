@@ -29,8 +29,8 @@ mod format;
 mod log;
 mod options;
 mod overlay;
-mod planted;
 mod ring;
+mod seeded_bugs;
 #[cfg(test)]
 mod sim;
 mod spill;

@@ -24,11 +24,11 @@ use crate::disk::file_disk::FileDisk;
 use crate::options::{LogIdentity, LogOptions, Wait};
 use crate::overlay::log_resident::LogResident;
 use crate::overlay::{Generation, Overlay};
-use crate::planted::Planted;
 use crate::ring::core::{self, Core, extents_to_freeze};
 use crate::ring::drive::{Left, StepLock, Stepped};
 use crate::ring::queue::closed;
 use crate::ring::shared_ring::{SharedRing, Target};
+use crate::seeded_bugs::SeededBugs;
 use crate::throttle::gate::{Release, ThrottleGate};
 use block::env::{Clock, Disk, DiskReader, Random};
 use block::seal::PoolKey;
@@ -48,7 +48,7 @@ struct LogInner {
     shared: SharedRing,
     driven: StepLock<DrivenCore>,
     gate: ThrottleGate,
-    planted: Planted,
+    seeded_bugs: SeededBugs,
     reader: Arc<dyn DiskReader>,
     clock: Arc<dyn Clock>,
     random: Arc<dyn Random>,

@@ -23,7 +23,7 @@ use crate::overlay::extents::{Cut, ExtentMap, Piece, Source, Weight};
 use crate::overlay::log_resident::LogResident;
 use crate::overlay::map_ahead::map_ahead;
 use crate::overlay::spill_layer::SpillLayer;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use block::buffers::PayloadBuffers;
 use block::{Lsn, VolumeId};
 use bytes::Bytes;
@@ -314,11 +314,11 @@ pub struct Overlay {
     payload_memory_bytes: u64,
     /// Memory for payloads, including those that recovery finds and copies of cut extents.
     payloads: Arc<PayloadBuffers>,
-    planted: Planted,
+    seeded_bugs: SeededBugs,
 }
 
 impl Overlay {
-    pub(crate) fn new(destaged: Lsn, payload_memory_bytes: u64, planted: Planted) -> Self {
+    pub(crate) fn new(destaged: Lsn, payload_memory_bytes: u64, seeded_bugs: SeededBugs) -> Self {
         let active = Generation::new(destaged.next(), 0);
         let stack = Stack {
             frozen: VecDeque::new(),
@@ -330,7 +330,7 @@ impl Overlay {
         let (stack, extent_count) = (RwLock::new(stack), AtomicU64::new(0));
         let kept_bytes = usize::try_from(payload_memory_bytes).unwrap_or(usize::MAX);
         let payloads = PayloadBuffers::new(kept_bytes.saturating_add(IN_FLIGHT_BYTES), map_ahead);
-        Overlay { stack, extent_count, payload_memory_bytes, payloads, planted }
+        Overlay { stack, extent_count, payload_memory_bytes, payloads, seeded_bugs }
     }
 
     /// Memory for payloads of entries.
@@ -506,7 +506,7 @@ impl Overlay {
                 EntryKind::Snapshot => {
                     active.snapshots = Some(entry.payload);
                     stack.snapshots.insert(active.last_lsn, Vec::new());
-                    if !self.planted.snapshot_not_frozen {
+                    if !self.seeded_bugs.snapshot_not_frozen {
                         is_frozen |= stack.freeze().is_some();
                     }
                     continue;
@@ -516,7 +516,7 @@ impl Overlay {
             let cut = Cut {
                 buffers: Some(&self.payloads),
                 room_bytes: memory_left,
-                is_buffer_forgotten: self.planted.rest_buffer_forgotten,
+                is_buffer_forgotten: self.seeded_bugs.rest_buffer_forgotten,
             };
             let range = (entry.start_sector, entry.sector_count);
             extents.insert(range, source, &mut active.weight, &cut);

@@ -3,8 +3,8 @@
 //! Invariant: nothing here opens the device in this process, which may be the one that serves it.
 //! Everything here blocks.
 
-use crate::planted::planted;
 use crate::probe_process;
+use crate::seeded_bugs::seeded_bugs;
 use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const IDLE: Duration = Duration::from_millis(100);
 /// `Busy`; errors opening it.
 pub(crate) fn check_unused(what: &str, path: &Path) -> Result<()> {
     check_users(what, path)?;
-    if planted().detached_at_once {
+    if seeded_bugs().detached_at_once {
         return Ok(());
     }
     if !becomes_idle(path) {

@@ -19,7 +19,7 @@
 //! links          with stable names                                 blocking     threads for work
 //! probe_process  operations on devices, in a process of their own
 //! stacked        paths on devices that no process serves
-//! planted        deliberate failures, for tests
+//! seeded_bugs    deliberate failures, for tests
 //! ```
 #![forbid(unsafe_code)]
 
@@ -30,10 +30,10 @@ mod identifiers;
 mod in_use;
 mod links;
 mod locks;
-mod planted;
 pub mod probe_process;
 mod record;
 pub mod remote;
+mod seeded_bugs;
 pub mod stacked;
 mod udev;
 mod unserved;

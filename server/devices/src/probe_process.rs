@@ -7,7 +7,7 @@
 //! successor cannot start, because the directory stays locked. A process that does nothing else
 //! holds nothing that others wait for, and it ends when the device is served again.
 
-use crate::planted::planted;
+use crate::seeded_bugs::seeded_bugs;
 use block::env::{Clock, SystemClock};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ const LOOK_MAX: Duration = Duration::from_millis(10);
 /// # Errors
 /// Errors opening it; `TimedOut`: it does not answer.
 pub(crate) fn is_free(path: &Path) -> std::io::Result<bool> {
-    if planted().opens_own_device {
+    if seeded_bugs().opens_own_device {
         return open_alone(path);
     }
     let (status, said) = run(&[IS_FREE.into(), path.into()])?;

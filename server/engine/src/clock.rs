@@ -145,7 +145,7 @@ impl ProvenClock {
             None => (newest_stamp, None),
         };
         let state = State { proven_seconds, steady_seconds: steady, jump, saved_at: None };
-        let believed_after = match crate::planted::planted().clock_trusted {
+        let believed_after = match crate::seeded_bugs::seeded_bugs().clock_trusted {
             true => 0,
             false => BELIEVED_AFTER,
         };

@@ -24,7 +24,7 @@ mod upkeep;
 use self::burst::{BURST_LOOK, Burst, is_urgent};
 pub(crate) use self::upkeep::{load_fingerprints, maintain, reclaim};
 use crate::conditions::POOL;
-use crate::planted::planted;
+use crate::seeded_bugs::seeded_bugs;
 use crate::snapshot::SnapshotEntry;
 use crate::state::{self, Shared};
 use block::conditions::Report;
@@ -398,7 +398,8 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
     }
     // A log that failed before it reached this LSN keeps the window from being committed.
     shared.log.make_durable(generation.last_lsn()).await?;
-    let is_dropped_early = planted().overlay_dropped_early && is_in_memory(&window_of(attempt)?);
+    let is_dropped_early =
+        seeded_bugs().overlay_dropped_early && is_in_memory(&window_of(attempt)?);
     if is_dropped_early {
         shared.log.release(&generation);
     }

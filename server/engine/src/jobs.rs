@@ -58,10 +58,10 @@ impl Jobs {
     /// Runs a job whose task the caller owns.
     pub async fn supervise(self, need: Need, job: Job, work: impl Future<Output = ()>) {
         let name = job.name.clone();
-        let planted = crate::planted::planted().panicking_job;
+        let panicking = crate::seeded_bugs::seeded_bugs().panicking_job;
         let work = async move {
             // The switch holds at most one name: the job that a test wants to die.
-            if planted.is_some_and(|planted| name.starts_with(planted)) {
+            if panicking.is_some_and(|panicking| name.starts_with(panicking)) {
                 panic!("as the test wants it");
             }
             work.await;

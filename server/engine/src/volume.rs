@@ -12,9 +12,9 @@
 //! - No request is answered before the log confirms the state that `durability` requires.
 //! - A snapshot is a volume that cannot be changed: it shows nothing from behind its LSN.
 
-use crate::planted::planted;
 use crate::ranges::{Ranges, Want};
 use crate::record::{Durability, VolumeRecord};
+use crate::seeded_bugs::seeded_bugs;
 use crate::state::{Shared, lost};
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{
@@ -298,7 +298,7 @@ impl Volume {
         while !rest.is_empty() {
             others.push(queue(&mut rest));
         }
-        if planted().ack_before_submit && wait == Wait::Written {
+        if seeded_bugs().ack_before_submit && wait == Wait::Written {
             others.push(first);
             others.into_iter().for_each(|waiter| drop(tokio::spawn(waiter)));
             return Ok(Lsn::NONE);
@@ -419,7 +419,7 @@ impl Volume {
         if !split.is_aligned() {
             return self.clear_ragged(offset, length, kind, fua).await;
         }
-        if planted().trim_lost {
+        if seeded_bugs().trim_lost {
             return Ok(());
         }
         let end_sector = split.first_sector + split.sector_count;
@@ -453,7 +453,7 @@ impl Volume {
                 let head = self.read_cleared(first_sector, from..from + split.head_bytes).await?;
                 entries.push(self.write_entry(first_sector, head));
             }
-            if split.sector_count > 0 && !planted().trim_lost {
+            if split.sector_count > 0 && !seeded_bugs().trim_lost {
                 entries.push(self.range_entry(kind, split.first_sector, split.sector_count));
             }
             if split.tail_bytes > 0 {
@@ -474,7 +474,7 @@ impl Volume {
 
     /// Appends entries, at least one, as one step.
     async fn append_step(&self, mut entries: Vec<NewEntry>, wait: Wait) -> Result<Lsn> {
-        if planted().step_torn {
+        if seeded_bugs().step_torn {
             let mut last = Lsn::NONE;
             for entry in entries {
                 last = self.shared.log.append(entry, wait).await?;

@@ -146,12 +146,12 @@ async fn it_survives_a_restart_and_a_kill() {
 
 /// Number of frames found after a kill in the middle of a write whose bytes differ from the stored
 /// ones.
-async fn bad_count_after_a_kill(seed: u64, planted: Planted) -> usize {
+async fn bad_count_after_a_kill(seed: u64, seeded_bugs: SeededBugs) -> usize {
     let mut rng = Rng::new(seed);
     let dir = tempfile::tempdir().unwrap();
     let mut segments = Vec::new();
     let options = options(dir.path(), 8 * MIB);
-    let cache = FrameCache::open_planted(&options, POOL, planted).unwrap();
+    let cache = FrameCache::open_seeded(&options, POOL, seeded_bugs).unwrap();
     // Often more than the cache holds, so that the next frames go where others lie.
     let segment_count = rng.below(30) + 1;
     let last = rng.below(segment_count);
@@ -185,14 +185,14 @@ async fn bad_count_after_a_kill(seed: u64, planted: Planted) -> usize {
 
 #[tokio::test]
 async fn a_kill_in_the_middle_of_a_write_leaves_nothing_that_is_not_whole() {
-    let planted = Planted { directory_first: true, ..Planted::default() };
-    let mut planted_count = 0;
+    let seeded_bugs = SeededBugs { directory_first: true, ..SeededBugs::default() };
+    let mut seeded_count = 0;
     for seed in seeds(30) {
-        let bad_count = bad_count_after_a_kill(seed, Planted::default()).await;
+        let bad_count = bad_count_after_a_kill(seed, SeededBugs::default()).await;
         assert_eq!(bad_count, 0, "SEED={seed}");
-        planted_count += bad_count_after_a_kill(seed, planted).await;
+        seeded_count += bad_count_after_a_kill(seed, seeded_bugs).await;
     }
-    assert!(planted_count > 0, "a pack that is named before it is there goes unnoticed");
+    assert!(seeded_count > 0, "a pack that is named before it is there goes unnoticed");
 }
 
 #[tokio::test]
@@ -590,9 +590,9 @@ async fn a_file_that_was_not_closed_and_is_trusted_all_the_same_is_found() {
     let (dir, lost) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (info, object, frames) = segment(&mut Rng::new(1), 60);
     lose_power(dir.path(), &object, &info, lost.path()).await;
-    let planted = Planted { unclosed_trusted: true, ..Planted::default() };
-    let cache = FrameCache::open_planted(&options(lost.path(), 8 * MIB), POOL, planted).unwrap();
+    let seeded_bugs = SeededBugs { unclosed_trusted: true, ..SeededBugs::default() };
+    let cache = FrameCache::open_seeded(&options(lost.path(), 8 * MIB), POOL, seeded_bugs).unwrap();
     cache.flush().await;
     let (_, damaged) = reject_bad(&cache, info, &frames);
-    assert!(damaged > 0, "the planted bug goes unnoticed");
+    assert!(damaged > 0, "the seeded bug goes unnoticed");
 }

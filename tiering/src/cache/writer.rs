@@ -16,7 +16,7 @@ use super::format::{
     self, ALIGN, FileState, PACK_BYTES_MAX, PACK_HEADER_BYTES, PackEntry, PackHeader,
 };
 use super::{Shared, Work};
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::SegmentId;
 use crate::segment::read::walk_frames;
 use block::ConditionKind;
@@ -84,11 +84,11 @@ pub(super) struct Writer {
     looked_at: Instant,
     sequence_next: u64,
     buffer: AlignedBuffer,
-    planted: Planted,
+    seeded_bugs: SeededBugs,
 }
 
 impl Writer {
-    pub(super) fn new(shared: Arc<Shared>, planted: Planted) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, seeded_bugs: SeededBugs) -> Self {
         let region_count = shared.sequences.len();
         Writer {
             shared,
@@ -103,7 +103,7 @@ impl Writer {
             looked_at: Instant::now(),
             sequence_next: 1,
             buffer: AlignedBuffer::default(),
-            planted,
+            seeded_bugs,
         }
     }
 
@@ -288,7 +288,7 @@ impl Writer {
     /// Unnames the packs of a region, so that no later start finds them: their frames are about to
     /// be overwritten.
     fn unname(&mut self, region: usize) -> io::Result<()> {
-        if self.planted.directory_first {
+        if self.seeded_bugs.directory_first {
             return Ok(());
         }
         let start = self.start_of(region);
@@ -443,13 +443,13 @@ impl Writer {
         // Write the block that names the frames last: a write that a kill interrupts leaves its
         // beginning on the disk.
         let (first, behind) = buffer.split_at(ALIGN);
-        if self.planted.directory_first {
+        if self.seeded_bugs.directory_first {
             self.shared.file.write(first, start)?;
         }
         if !behind.is_empty() {
             self.shared.file.write(behind, start + ALIGN as u64)?;
         }
-        if !self.planted.directory_first {
+        if !self.seeded_bugs.directory_first {
             self.shared.file.write(first, start)?;
         }
         let open = self.open.as_mut().expect("a region is open");
@@ -531,7 +531,7 @@ impl Writer {
     /// close it either, its frames are unproven, in this run and later ones.
     fn begin_state(&self, kept: FileState) -> io::Result<()> {
         let next = u32::try_from(self.sequence_next).unwrap_or(u32::MAX);
-        let is_proven = kept.is_closed || self.planted.unclosed_trusted;
+        let is_proven = kept.is_closed || self.seeded_bugs.unclosed_trusted;
         let proven_from = if is_proven { kept.proven_from } else { next };
         self.shared.proven_from.store(proven_from, Ordering::Relaxed);
         self.shared.file.note_state(FileState { is_closed: false, proven_from })

@@ -202,7 +202,7 @@ impl Hydrator {
                 let what = "restore: what only the volumes named that were not restored is still being counted out";
                 return Err(Error::new(ErrorKind::Unavailable, what));
             }
-            if self.pool.planted.whole_unsettled {
+            if self.pool.seeded_bugs.whole_unsettled {
                 break;
             }
             // A committer holds the writer until its commit is durable or has failed.
@@ -551,7 +551,7 @@ impl Hydration<'_> {
     async fn put(&self, segment: &StoredSegment, bytes: Bytes) -> Result<()> {
         let own = self.store.own_segments();
         // Never overwrite an object that a repair or an operator has put there meanwhile.
-        let put = match self.job.pool.planted.hydrate_overwrites {
+        let put = match self.job.pool.seeded_bugs.hydrate_overwrites {
             true => own.replace(segment, bytes).await,
             false => own.restore(&segment.info, bytes).await,
         };
@@ -588,7 +588,7 @@ impl CopyPeers {
         let exclusions = Arc::downgrade(&job.exclusions);
         let witness = store.witness().clone();
         let peers = CopyPeers { exclusions, store: copy, witness };
-        reader.set_peers(Arc::new(peers), job.pool.planted);
+        reader.set_peers(Arc::new(peers), job.pool.seeded_bugs);
         reader
     }
 }

@@ -61,14 +61,14 @@ impl Copier {
         for number in gone {
             part.left_out.remove(&number);
         }
-        let planted = self.source.pool.planted;
-        let layers = map.layers().needed_by(&part.volumes, planted.part_without_bases);
+        let seeded_bugs = self.source.pool.seeded_bugs;
+        let layers = map.layers().needed_by(&part.volumes, seeded_bugs.part_without_bases);
         if !layers.is_subset(&part.layers) {
             part.left_out.clear();
         }
         part.layers.clone_from(&layers);
         let mut referenced = BTreeSet::new();
-        if !planted.part_without_references {
+        if !seeded_bugs.part_without_references {
             referenced = map.referenced_from(numbers, &layers).await?;
         }
         let (mut needed, mut unknown) = (BTreeMap::new(), Vec::new());

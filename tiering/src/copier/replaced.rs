@@ -79,7 +79,7 @@ impl Copier {
     /// `Unavailable` or `Denied`; the remaining objects are deleted later. `Fenced` when another
     /// process owns the pool.
     pub async fn collect(&mut self, pinned: Option<u64>) -> Result<u64> {
-        let is_pin_ignored = self.source.pool.planted.pin_ignored;
+        let is_pin_ignored = self.source.pool.seeded_bugs.pin_ignored;
         let is_free = |doomed: &Doomed| {
             doomed.since.elapsed() >= self.options.grace
                 && (is_pin_ignored || pinned.is_none_or(|pinned| pinned >= doomed.since_state))

@@ -209,7 +209,7 @@ impl Copier {
         let info = &segment.info;
         let path = info.object_path();
         let (mut is_second, mut is_damaged, mut is_healed) = (false, false, false);
-        let planted = self.source.pool.planted;
+        let seeded_bugs = self.source.pool.seeded_bugs;
         let object = loop {
             let object = match self.read_segment(segment).await {
                 Ok(object) => object,
@@ -243,7 +243,7 @@ impl Copier {
                 // The transfer may have been bad, not the object.
                 Some(_) if !is_second => is_second = true,
                 Some(why) => {
-                    if !planted.damage_overwrites && self.has_whole(segment).await? {
+                    if !seeded_bugs.damage_overwrites && self.has_whole(segment).await? {
                         return Ok(Found::Whole);
                     }
                     // Write the mark first, so that a later run knows that this segment must be
@@ -294,7 +294,7 @@ impl Copier {
         if named.is_none_or(|record| !record.is_of(info)) {
             return Err(reclaimed());
         }
-        if !self.source.pool.planted.missing_unowned {
+        if !self.source.pool.seeded_bugs.missing_unowned {
             self.source.pool.check_owner().await?;
         }
         tracing::error!(

@@ -203,7 +203,7 @@ impl Job<'_> {
                 for (index, location) in these {
                     let start = usize::from(location.within) * BLOCK;
                     let is_equal = plain.get(start..start + BLOCK) == Some(blocks[*index].bytes)
-                        || self.destage.pool.planted.fingerprints_trusted;
+                        || self.destage.pool.seeded_bugs.fingerprints_trusted;
                     if is_equal {
                         let Location { segment, at, within } = *location;
                         found[*index] = Some(Placed { segment, at, within });
@@ -218,7 +218,7 @@ impl Job<'_> {
 
     /// Finds blocks that are equal to earlier ones, in addition to those that are stored already.
     fn with_repeats(&self, blocks: &[Block<'_>], stored: &[Option<Placed>]) -> Vec<Found> {
-        let is_trusting = self.destage.pool.planted.fingerprints_trusted;
+        let is_trusting = self.destage.pool.seeded_bugs.fingerprints_trusted;
         let mut seen: ByFingerprint<usize> = ByFingerprint::default();
         let each = blocks.iter().zip(stored).enumerate();
         each.map(|(index, (block, stored))| {

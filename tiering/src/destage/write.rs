@@ -175,7 +175,7 @@ impl SegmentWriter {
 
     /// Seals frames that are added from here on with this key.
     pub async fn set_key(&mut self, key: KeyId) -> Result<()> {
-        if self.key != key && !self.group.is_empty() && !self.output.pool.planted.mixed_keys {
+        if self.key != key && !self.group.is_empty() && !self.output.pool.seeded_bugs.mixed_keys {
             self.start_group().await?;
         }
         self.key = key;
@@ -356,7 +356,7 @@ fn build(
         report: WriteReport::default(),
     };
     let mut seen =
-        Seen { is_trusting: output.pool.planted.fingerprints_trusted, ..Seen::default() };
+        Seen { is_trusting: output.pool.seeded_bugs.fingerprints_trusted, ..Seen::default() };
     for piece in pieces {
         let mut at = 0;
         while at < piece.plaintext.len() {

@@ -15,7 +15,7 @@ use super::FramesOptions;
 use super::peers::{Peer, Peers};
 use super::suspects::{Cause, Patience, Round, Suspects, Verdict};
 use crate::outage::{Outage, StoreFailure, Way, public_text};
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::{SegmentInfo, StoredSegment};
 use crate::segment_store::SegmentStore;
 use block::conditions::Report;
@@ -89,7 +89,7 @@ pub struct StoreReader {
     suspects: Mutex<Suspects>,
     /// Source of knowledge about other objects. Without it, an object that is not found counts as
     /// missing, and no object is judged.
-    peers: OnceLock<(Arc<dyn Peers>, Planted)>,
+    peers: OnceLock<(Arc<dyn Peers>, SeededBugs)>,
     conditions: Conditions,
     /// Requests sent, whatever their outcome.
     pub request_count: AtomicU64,
@@ -139,12 +139,12 @@ impl StoreReader {
     }
 
     /// Sets the source of knowledge about other objects. Only the first call has an effect.
-    pub(crate) fn set_peers(&self, peers: Arc<dyn Peers>, planted: Planted) {
-        let _ = self.peers.set((peers, planted));
+    pub(crate) fn set_peers(&self, peers: Arc<dyn Peers>, seeded_bugs: SeededBugs) {
+        let _ = self.peers.set((peers, seeded_bugs));
     }
 
-    fn planted(&self) -> Planted {
-        self.peers.get().map(|(_, planted)| *planted).unwrap_or_default()
+    fn seeded_bugs(&self) -> SeededBugs {
+        self.peers.get().map(|(_, seeded_bugs)| *seeded_bugs).unwrap_or_default()
     }
 
     /// Reads the bytes `range` of a segment's object.
@@ -326,7 +326,7 @@ impl StoreReader {
             self.note_outage(segment, error);
             return self.wait_for_store(info, error);
         }
-        let Some((peers, planted)) = self.peers.get() else {
+        let Some((peers, seeded_bugs)) = self.peers.get() else {
             return match is_not_found || (is_first && self.is_gone(segment).await?) {
                 true => Ok(Verdict::Missing),
                 false => {
@@ -335,7 +335,8 @@ impl StoreReader {
                 }
             };
         };
-        if is_not_found && (planted.missing_unconfirmed || !self.is_named(info, &**peers).await) {
+        if is_not_found && (seeded_bugs.missing_unconfirmed || !self.is_named(info, &**peers).await)
+        {
             self.clear(info);
             return Ok(Verdict::Missing);
         }
@@ -354,7 +355,7 @@ impl StoreReader {
             (Head::There, _) | (Head::Unknown, false) => Some(Cause::Passing),
             (Head::Unknown, true) => None,
         };
-        let are_others_read = match is_of_copy_object(error) || self.planted().judged_alone {
+        let are_others_read = match is_of_copy_object(error) || self.seeded_bugs().judged_alone {
             true => Some(true), // the witness of the copy was read
             false => self.are_others_read(info, &**peers).await,
         };

@@ -396,9 +396,9 @@ impl Map {
         // The newest snapshot that shows the base here.
         let shown_to = first.map(|first| living.partition_point(|snapshot| *snapshot < first));
         let last = shown_to.map(|end| living[..end].last().copied());
-        let is_plain = history.operands.is_empty() || self.planted.promoted_over_newer;
+        let is_plain = history.operands.is_empty() || self.seeded_bugs.promoted_over_newer;
         if is_plain {
-            if last != Some(None) || self.planted.promoted_over_newer {
+            if last != Some(None) || self.seeded_bugs.promoted_over_newer {
                 let mut plain = Vec::with_capacity(32 + 12 * under.runs.len());
                 let kind = OperandKind::Image { copy: Lsn::NONE };
                 pages::encode(base_lsn, kind, &under.runs, &mut plain);

@@ -281,7 +281,7 @@ impl Map {
                 let mut named: Vec<u64> = change.duplicates.iter().map(|run| run.segment).collect();
                 named.sort_unstable();
                 named.dedup();
-                for segment in named.into_iter().filter(|_| !self.planted.unreferenced_back) {
+                for segment in named.into_iter().filter(|_| !self.seeded_bugs.unreferenced_back) {
                     draft.put_back_reference(segment, change.layer, change.page);
                 }
             }

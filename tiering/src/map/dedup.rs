@@ -309,7 +309,7 @@ impl Map {
     /// Whether any stored state of a page, or of the same page of a layer made from its layer,
     /// names a segment.
     async fn is_named_by(&self, segment: u64, layer: LayerId, page: u32) -> Result<bool> {
-        let below = match self.planted.swept_without_clones {
+        let below = match self.seeded_bugs.swept_without_clones {
             true => Vec::new(),
             false => self.layers().descendants(layer),
         };

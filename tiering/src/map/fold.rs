@@ -91,7 +91,7 @@ impl Map {
             let folded = pages::fold(&operands, cut);
             // Without the range it would show the base, in a former layer only to snapshots.
             let is_over =
-                operands.is_empty() && base.is_some() && !self.planted.range_uncovers_base;
+                operands.is_empty() && base.is_some() && !self.seeded_bugs.range_uncovers_base;
             let is_shown =
                 is_over && !history::showing_hidden(&cuts, living, Lsn(u64::MAX)).is_empty();
             let is_bare = is_over && (!is_former || is_shown);

@@ -267,13 +267,13 @@ impl LayerList {
     pub(crate) fn needed_by(
         &self,
         volumes: &BTreeSet<VolumeId>,
-        is_planted_without_bases: bool,
+        is_seeded_without_bases: bool,
     ) -> BTreeSet<LayerId> {
         let mut needed: BTreeSet<LayerId> =
             volumes.iter().map(|volume| LayerId::of_volume(*volume)).collect();
         for layer in self.0.records.keys().filter(|layer| volumes.contains(&layer.volume())) {
             let parent = |layer: &LayerId| self.get(*layer).and_then(|record| record.parent);
-            match is_planted_without_bases {
+            match is_seeded_without_bases {
                 true => drop(needed.insert(*layer)),
                 false => needed.extend(std::iter::successors(Some(*layer), parent)),
             }

@@ -19,7 +19,7 @@ use super::snapshots::{Prune, SnapshotList, decode_snapshot};
 use super::space::SpaceCounter;
 use super::{Health, LayerId, LayerList, LayerRecord, Map, MapOptions, State, Writer, after, get};
 use crate::dedup::Found;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -224,7 +224,7 @@ impl Map {
             has_old_pages: AtomicBool::new(false),
             generation: AtomicU64::new(0),
             repoints: AtomicU64::new(0),
-            planted: Planted::default(),
+            seeded_bugs: SeededBugs::default(),
             destaged: AtomicU64::new(root.destaged.0),
             commit_number: AtomicU64::new(root.commit_number),
         }

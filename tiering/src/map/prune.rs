@@ -121,7 +121,7 @@ impl Map {
         let mut touched = Vec::new();
         for PageCopies { page, copies } in found {
             report.looked_count += copies.len() as u64;
-            let left = needed(&copies, living, self.planted.pruned_too_much);
+            let left = needed(&copies, living, self.seeded_bugs.pruned_too_much);
             if left.len() == copies.len() {
                 continue;
             }
@@ -230,13 +230,13 @@ impl Map {
 }
 
 /// The copies that living snapshots show.
-fn needed(copies: &[Copy], living: &[Lsn], is_planted: bool) -> Vec<Copy> {
+fn needed(copies: &[Copy], living: &[Lsn], is_seeded: bool) -> Vec<Copy> {
     let mut before = Lsn::NONE;
     let mut left = Vec::with_capacity(copies.len());
     for copy in copies {
         let is_its = living.contains(&copy.until);
         // A dropped copy has no snapshots that the next copy could take over.
-        if history::is_shown(copy, before, living) && (is_its || !is_planted) {
+        if history::is_shown(copy, before, living) && (is_its || !is_seeded) {
             left.push(copy.clone());
         }
         before = copy.until;

@@ -24,7 +24,7 @@ use super::snapshots::SnapshotList;
 use super::{CommitReport, Forget, LayerId, Map, Placed, Writer, keys};
 use crate::dedup::fingerprints::FrameFingerprints;
 use crate::fail_point;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use block::{Lsn, Result};
 use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -65,8 +65,8 @@ pub struct Repoint {
     pub emptied: Vec<SegmentRecord>,
     /// Number of the next segment.
     pub next_segment: u64,
-    /// Planted bugs, for tests.
-    pub(crate) planted: Planted,
+    /// Seeded bugs, for tests.
+    pub(crate) seeded_bugs: SeededBugs,
 }
 
 /// A block of a segment: its number, frame, and block within the frame.
@@ -164,7 +164,7 @@ impl Map {
                         self.move_all(counts, (moves, &all), &before, history, &snapshots)
                     }
                     (None, Some(own)) => {
-                        let is_blind = asked.planted.repoint_blindly;
+                        let is_blind = asked.seeded_bugs.repoint_blindly;
                         move_one(counts, (layer, number), own, &before, is_blind)
                     }
                     (None, None) => None,
@@ -236,7 +236,7 @@ impl Map {
             draft.put_fingerprints(*segment, frames);
         }
         for (segment, layer, page) in &asked.by_place.back_references {
-            if is_used(*segment) && !asked.planted.unreferenced_back {
+            if is_used(*segment) && !asked.seeded_bugs.unreferenced_back {
                 draft.put_back_reference(*segment, *layer, *page);
             }
         }
@@ -250,7 +250,7 @@ impl Map {
                 Some(live) => *live,
                 None => self.live_blocks(number).await?,
             };
-            if live != 0 && !asked.planted.forget_unchecked {
+            if live != 0 && !asked.seeded_bugs.forget_unchecked {
                 // Pages that a range hides still name it, or the count is wrong, which fsck
                 // reports.
                 continue;
@@ -280,7 +280,7 @@ impl Map {
         let is_plain = |page: &Arc<Page>| {
             !page.has_hidden
                 && (is_own || page.operand_count > 0)
-                && (self.planted.reclaim_without_snapshots
+                && (self.seeded_bugs.reclaim_without_snapshots
                     || !has_past(page, living, page.last_lsn))
         };
         if let Some(page) = self.cached_page(layer, page).filter(is_plain) {
@@ -297,7 +297,7 @@ impl Map {
         let history = History { operands, copies };
         let folded = pages::fold(&history.operands, self.cut(layer, page));
         let mut states = vec![folded.runs.to_vec()];
-        if self.planted.reclaim_without_snapshots
+        if self.seeded_bugs.reclaim_without_snapshots
             || !has_past(&folded, living, folded.last_lsn.max(self.cut(layer, page)))
         {
             let hidden = folded.has_hidden.then(|| pages::counted(&history.operands));
@@ -371,7 +371,7 @@ impl Map {
         };
         for ((layer, page), moved) in moves {
             let moved = Arc::new(moved);
-            if !self.planted.reclaim_without_clones {
+            if !self.seeded_bugs.reclaim_without_clones {
                 for below in layers.descendants(layer) {
                     let sharer = all.entry((below, page)).or_insert_with(|| entry(below, page));
                     sharer.inherited.push(moved.clone());
@@ -380,7 +380,7 @@ impl Map {
             all.entry((layer, page)).or_insert_with(|| entry(layer, page)).own = Some(moved);
         }
         for (layer, page) in by_place {
-            let below = match self.planted.reclaim_without_clones {
+            let below = match self.seeded_bugs.reclaim_without_clones {
                 true => Vec::new(),
                 false => layers.descendants(*layer),
             };

@@ -5,7 +5,7 @@
 //!   nothing that the copy contains references it.
 
 use super::Metadata;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::SegmentInfo;
 use block::{Result, VolumeId};
 use parking_lot::RwLock;
@@ -30,7 +30,7 @@ pub(crate) struct Exclusions {
     pub left_out: RwLock<Option<LeftOut>>,
     pub metadata: Arc<Metadata>,
     pub is_read_only: bool,
-    pub planted: Planted,
+    pub seeded_bugs: SeededBugs,
 }
 
 impl Exclusions {
@@ -55,7 +55,7 @@ impl Exclusions {
         self.left_out.read().as_ref().is_some_and(
             |LeftOut { volumes, first_new_volume, .. }| {
                 // Until it is known which volumes are new, the others have yet to be dropped.
-                if first_new_volume.is_none() && !self.planted.lacking_unchosen {
+                if first_new_volume.is_none() && !self.seeded_bugs.lacking_unchosen {
                     return true;
                 }
                 let is_old = |volume: VolumeId| first_new_volume.is_none_or(|first| volume < first);

@@ -34,7 +34,7 @@ impl Metadata {
     /// unreferenced segment will never be referenced again. Fails while the outcome of a failed
     /// commit is unknown.
     pub(crate) async fn is_named(&self, number: SegmentNumber, id: SegmentId) -> Result<bool> {
-        if self.map.planted.sweep_unlocked {
+        if self.map.seeded_bugs.sweep_unlocked {
             return self.has_record(number, id).await;
         }
         let writer = self.writer.lock().await;

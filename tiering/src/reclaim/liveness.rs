@@ -132,7 +132,7 @@ impl Reclaim {
         let mut holders: HashSet<LayerId> = HashSet::new();
         for layer in written_for.iter().copied().map(LayerId) {
             holders.insert(layer);
-            if !self.pool.planted.reclaim_without_clones {
+            if !self.pool.seeded_bugs.reclaim_without_clones {
                 holders.extend(layers.descendants(layer));
             }
         }

@@ -41,7 +41,7 @@ impl Reclaim {
         let Rewritten { live, settled, emptied, written, by_place, .. } = rewritten;
         let new: Vec<Leftover> = written.segments.iter().map(Leftover::from).collect();
         let old: Vec<Leftover> = emptied.iter().map(Leftover::from).collect();
-        if self.pool.planted.delete_first {
+        if self.pool.seeded_bugs.delete_first {
             for segment in &old {
                 self.segments.store.delete(segment).await.map_err(|error| {
                     Error::with_source(ErrorKind::Unavailable, "delete a segment", error)
@@ -67,7 +67,7 @@ impl Reclaim {
             by_place,
             emptied,
             next_segment: self.metadata.next_segment.load(Ordering::SeqCst),
-            planted: self.pool.planted,
+            seeded_bugs: self.pool.seeded_bugs,
         };
         let reclaim = self.clone();
         let task = self.pool.background.spawn(async move {

@@ -63,7 +63,7 @@ impl Reclaim {
                 later.push(victim.clone()); // do not waste the work done so far
                 continue;
             }
-            if self.pool.planted.forget_unchecked {
+            if self.pool.seeded_bugs.forget_unchecked {
                 emptied.push(record.clone());
                 continue;
             }
@@ -167,7 +167,7 @@ impl Reclaim {
         let own = look.live.iter().map(|one| one.layer).filter(|layer| *layer != NOBODY);
         let naming = look.naming.iter().map(|(layer, _)| *layer);
         let volumes: BTreeSet<VolumeId> = own.chain(naming).map(LayerId::volume).collect();
-        !self.pool.planted.keyless_damaged
+        !self.pool.seeded_bugs.keyless_damaged
             && !self.pool.volume_keys.has(record.info.key)
             && !volumes.is_empty()
             && volumes.iter().all(|volume| self.metadata.is_dropping(|one| one == *volume))

@@ -90,7 +90,7 @@ impl Tier {
             }
             Err(cause) => return Err(Error::with_source(ErrorKind::Io, "open data tier", cause)),
         };
-        map.planted = options.planted;
+        map.seeded_bugs = options.seeded_bugs;
         let pool = Pool {
             id: options.pool,
             key: options.pool_key.clone(),
@@ -100,7 +100,7 @@ impl Tier {
             owner_check: options.owner_check.clone(),
             conditions,
             background,
-            planted: options.planted,
+            seeded_bugs: options.seeded_bugs,
         };
         let shared = JobParts {
             segments: Arc::new(open_segments(&options).await?),
@@ -139,14 +139,14 @@ fn keys_of(options: &TierOptions) -> PoolKeys {
 /// Makes the jobs, each of the parts that it needs.
 fn assemble(options: TierOptions, watched: Arc<RecordingStore>, shared: JobParts) -> Parts {
     let JobParts { pool, metadata, segments } = shared.clone();
-    let (planted, objects) = (options.planted, options.store.clone());
+    let (seeded_bugs, objects) = (options.seeded_bugs, options.store.clone());
     let exclusions = Arc::new(Exclusions {
         left_out: RwLock::new(options.left_out.clone()),
         metadata: metadata.clone(),
         is_read_only: pool.is_read_only,
-        planted,
+        seeded_bugs,
     });
-    let mut dedup = Dedup::new(options.dedup_index_bytes, keys_of(&options), planted);
+    let mut dedup = Dedup::new(options.dedup_index_bytes, keys_of(&options), seeded_bugs);
     dedup.mask = options.fingerprint_mask;
     dedup.is_forced = options.is_dedup;
     let dedup = Arc::new(dedup);
@@ -177,7 +177,7 @@ fn assemble(options: TierOptions, watched: Arc<RecordingStore>, shared: JobParts
         dedup: dedup.clone(),
     });
     let peers = MapPeers::new(&exclusions, objects.clone(), options.restored.clone());
-    segments.frames.set_peers(Arc::new(peers), planted);
+    segments.frames.set_peers(Arc::new(peers), seeded_bugs);
     let fsck = Fsck {
         pool: pool.clone(),
         metadata: metadata.clone(),
@@ -270,7 +270,7 @@ pub(super) async fn open_database(
     let mut seen = None;
     // The first owner creates the database. If a later owner created a second one, all existing
     // data would be hidden.
-    let is_believed = (options.epoch.0 == 1 && !must_exist) || options.planted.listing_believed;
+    let is_believed = (options.epoch.0 == 1 && !must_exist) || options.seeded_bugs.listing_believed;
     let look_count = if is_believed { 1 } else { EMPTY_LOOK_COUNT };
     if probe(&store, look_count).await? {
         // An owner of the past that resumes here must not fence the present one. So it looks before

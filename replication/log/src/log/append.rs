@@ -171,7 +171,7 @@ impl Drop for Appending {
     fn drop(&mut self) {
         match self.lsn {
             Some(lsn) if self.is_answered => self.inner.shared.forget_refusal(lsn),
-            _ if self.inner.planted.kept_when_dropped => {}
+            _ if self.inner.seeded_bugs.kept_when_dropped => {}
             _ => drop(self.take_back()),
         }
         if self.is_due {

@@ -70,7 +70,9 @@ impl LogInner {
             return;
         }
         let Noted { keeper, state, is_made, made } = &self.noted;
-        if let Err(error) = note_failure_of(state, acked, keeper, self.planted.failure_not_noted) {
+        if let Err(error) =
+            note_failure_of(state, acked, keeper, self.seeded_bugs.failure_not_noted)
+        {
             warn_unnoted(&error);
         }
         *is_made.lock() = true;

@@ -10,13 +10,13 @@ use crate::disk::file_disk::FileDisk;
 use crate::disk::mounted::mounted;
 use crate::disk::state_files::StateFiles;
 use crate::options::{LogIdentity, LogOptions, payload_bytes_max};
-use crate::planted::Planted;
 use crate::ring::core::{Core, CoreStart};
 use crate::ring::drive::StepLock;
 use crate::ring::layout::{FileState, RingConfig};
 use crate::ring::opening::OpenArgs;
 use crate::ring::recovery::{self, Opened, Recovery};
 use crate::ring::shared_ring::SharedRing;
+use crate::seeded_bugs::SeededBugs;
 use crate::spill::SpillReader;
 use crate::spill::dir::{self as spill_dir, SpillFilesWanted};
 use crate::throttle::gate::ThrottleGate;
@@ -79,10 +79,21 @@ impl Log {
         wanted: &SpillFilesWanted,
         notes: &LogNotes,
     ) -> Result<(Log, Recovery)> {
-        let planted = Planted::from_environment();
+        let seeded_bugs = SeededBugs::from_environment();
         let (clock, random) = (Arc::new(SystemClock), Arc::new(SystemRandom));
-        LogOpening { dir, identity, key, options, destaged, wanted, notes, planted, clock, random }
-            .open()
+        LogOpening {
+            dir,
+            identity,
+            key,
+            options,
+            destaged,
+            wanted,
+            notes,
+            seeded_bugs,
+            clock,
+            random,
+        }
+        .open()
     }
 }
 
@@ -95,7 +106,7 @@ pub(super) struct LogOpening<'a> {
     pub(super) destaged: Lsn,
     pub(super) wanted: &'a SpillFilesWanted,
     pub(super) notes: &'a LogNotes,
-    pub(super) planted: Planted,
+    pub(super) seeded_bugs: SeededBugs,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) random: Arc<dyn Random>,
 }
@@ -116,7 +127,7 @@ impl LogOpening<'_> {
             destaged,
             random: &*self.random,
             clock: &*self.clock,
-            planted: self.planted,
+            seeded_bugs: self.seeded_bugs,
             // Taken before recovery rewrites the tail of the log.
             written_at: disk.written_at(),
             made_count: disk.made_count(),
@@ -147,7 +158,7 @@ impl LogOpening<'_> {
         ready_count: u32,
         keeper: StateFiles,
     ) -> Result<Arc<LogInner>> {
-        let LogOpening { identity, options, destaged, planted, .. } = self;
+        let LogOpening { identity, options, destaged, seeded_bugs, .. } = self;
         let file_bytes = opened.config.file_bytes;
         let ring_bytes = file_bytes * u64::from(opened.config.file_count);
         let shared = SharedRing::new(
@@ -172,14 +183,14 @@ impl LogOpening<'_> {
             options.slow_from_percent,
             options.generation_bytes_max,
             Arc::clone(&self.clock),
-            planted.gate_by_waiter,
+            seeded_bugs.gate_by_waiter,
         );
         let inner = Arc::new(LogInner {
             shared,
             reader: disk.reader(),
             driven: StepLock::new(DrivenCore { core, disk }),
             gate,
-            planted,
+            seeded_bugs,
             clock: self.clock,
             random: self.random,
             key: self.key,

@@ -36,7 +36,12 @@ fn options() -> LogOptions {
     }
 }
 
-fn open_with(dir: &Path, options: LogOptions, planted: Planted, clock: Arc<dyn Clock>) -> Log {
+fn open_with(
+    dir: &Path,
+    options: LogOptions,
+    seeded_bugs: SeededBugs,
+    clock: Arc<dyn Clock>,
+) -> Log {
     let opening = LogOpening {
         dir,
         identity: identity(),
@@ -45,19 +50,19 @@ fn open_with(dir: &Path, options: LogOptions, planted: Planted, clock: Arc<dyn C
         destaged: Lsn::NONE,
         wanted: &SpillFilesWanted::default(),
         notes: &LogNotes::default(),
-        planted,
+        seeded_bugs,
         clock,
         random: Arc::new(SystemRandom),
     };
     opening.open().expect("it opens").0
 }
 
-fn open(dir: &Path, planted: Planted) -> Log {
-    open_with(dir, options(), planted, Arc::new(SystemClock))
+fn open(dir: &Path, seeded_bugs: SeededBugs) -> Log {
+    open_with(dir, options(), seeded_bugs, Arc::new(SystemClock))
 }
 
 /// Opens a log of four small files, which does not slow its writers before it is full.
-fn open_small(dir: &Path, planted: Planted) -> Log {
+fn open_small(dir: &Path, seeded_bugs: SeededBugs) -> Log {
     let options = LogOptions {
         ring_bytes: 1 << 20,
         file_bytes: 256 << 10,
@@ -65,7 +70,7 @@ fn open_small(dir: &Path, planted: Planted) -> Log {
         slow_from_percent: 99,
         ..LogOptions::default()
     };
-    open_with(dir, options, planted, Arc::new(SystemClock))
+    open_with(dir, options, seeded_bugs, Arc::new(SystemClock))
 }
 
 fn sector(value: u8) -> NewEntry {
@@ -123,9 +128,9 @@ fn release_all(log: &Log) {
 
 /// Drops a write to a sector while the log is full, then writes the sector again and returns its
 /// contents.
-async fn after_a_dropped_write(planted: Planted) -> Option<u8> {
+async fn after_a_dropped_write(seeded_bugs: SeededBugs) -> Option<u8> {
     let dir = tempfile::tempdir().unwrap();
-    let log = open_small(dir.path(), planted);
+    let log = open_small(dir.path(), seeded_bugs);
     let filler = fill(&log).await;
     let gone = begun(log.append(sector(1), Wait::Written)).await;
     drop(gone);
@@ -138,15 +143,15 @@ async fn after_a_dropped_write(planted: Planted) -> Option<u8> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_that_is_dropped_while_the_log_is_full_is_never_written() {
-    assert_eq!(after_a_dropped_write(Planted::default()).await, None);
-    let planted = Planted { kept_when_dropped: true, ..Planted::default() };
-    assert_eq!(after_a_dropped_write(planted).await, Some(1), "the planted bug was not noticed");
+    assert_eq!(after_a_dropped_write(SeededBugs::default()).await, None);
+    let seeded_bugs = SeededBugs { kept_when_dropped: true, ..SeededBugs::default() };
+    assert_eq!(after_a_dropped_write(seeded_bugs).await, Some(1), "the seeded bug was not noticed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_append_that_was_given_up_while_the_log_is_full_is_taken_back() {
     let dir = tempfile::tempdir().unwrap();
-    let log = open_small(dir.path(), Planted::default());
+    let log = open_small(dir.path(), SeededBugs::default());
     let alive = std::future::pending();
     log.append_unless(sector(1), Vec::new(), Wait::Durable, alive).await.unwrap();
     assert_eq!(sector_of(&log), Some(1));
@@ -169,7 +174,7 @@ async fn an_append_that_was_given_up_while_the_log_is_full_is_taken_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_that_waited_for_log_space_come_in_the_order_of_their_calls() {
     let dir = tempfile::tempdir().unwrap();
-    let log = open_small(dir.path(), Planted::default());
+    let log = open_small(dir.path(), SeededBugs::default());
     let filler = fill(&log).await;
     let mut waiting = Vec::new();
     for value in 1..=9 {
@@ -218,9 +223,9 @@ async fn held_back(log: &Log) -> Pin<Box<impl Future<Output = Result<Lsn>> + use
 
 /// Returns whether others get their answers while a client that is held back never polls for its
 /// own.
-async fn others_go_on(planted: Planted) -> bool {
+async fn others_go_on(seeded_bugs: SeededBugs) -> bool {
     let dir = tempfile::tempdir().unwrap();
-    let log = open(dir.path(), planted);
+    let log = open(dir.path(), seeded_bugs);
     let _held = held_back(&log).await;
     let others = async {
         for _ in 0..4 {
@@ -233,15 +238,15 @@ async fn others_go_on(planted: Planted) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_reply_does_not_hold_back_other_writers() {
-    assert!(others_go_on(Planted::default()).await);
-    let planted = Planted { gate_by_waiter: true, ..Planted::default() };
-    assert!(!others_go_on(planted).await, "the planted bug was not noticed");
+    assert!(others_go_on(SeededBugs::default()).await);
+    let seeded_bugs = SeededBugs { gate_by_waiter: true, ..SeededBugs::default() };
+    assert!(!others_go_on(seeded_bugs).await, "the seeded bug was not noticed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_end_of_the_runtime_opens_the_gate() {
     let dir = tempfile::tempdir().unwrap();
-    let log = open(dir.path(), Planted::default());
+    let log = open(dir.path(), SeededBugs::default());
     while log.inner.fill() < 0.9 {
         append(&log, 1 << 20).await.unwrap();
     }
@@ -267,7 +272,7 @@ async fn the_end_of_the_runtime_opens_the_gate() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn throttled_append_fails_if_the_log_fails_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
-    let log = open(dir.path(), Planted::default());
+    let log = open(dir.path(), SeededBugs::default());
     let held = held_back(&log).await;
     log.fail(Error::new(ErrorKind::Fenced, "another epoch"));
     assert_eq!(held.await.unwrap_err().kind(), ErrorKind::Fenced);
@@ -276,7 +281,7 @@ async fn throttled_append_fails_if_the_log_fails_meanwhile() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn throttled_append_is_answered_if_the_log_closes_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
-    let log = open(dir.path(), Planted::default());
+    let log = open(dir.path(), SeededBugs::default());
     let held = held_back(&log).await;
     let closed = log.clone();
     tokio::task::spawn_blocking(move || closed.close()).await.unwrap().unwrap();
@@ -305,7 +310,7 @@ fn reopened(dir: &Path, notes: &LogNotes) -> Recovery {
 
 /// Makes the disk of a log fail after two answered entries. Returns the note for others to keep.
 async fn failed(dir: &Path) -> Vec<u8> {
-    let log = open(dir, Planted::default());
+    let log = open(dir, SeededBugs::default());
     for _ in 0..2 {
         append(&log, 512).await.unwrap();
     }
@@ -366,7 +371,7 @@ async fn a_note_that_only_others_have_reports_a_loss_and_rules_none_out() {
 async fn ages_and_unasked_syncs_follow_the_injected_clock() {
     let dir = tempfile::tempdir().unwrap();
     let clock = ManualClock::new();
-    let log = open_with(dir.path(), options(), Planted::default(), Arc::new(clock.clone()));
+    let log = open_with(dir.path(), options(), SeededBugs::default(), Arc::new(clock.clone()));
     assert_eq!(log.status().oldest_undestaged_age, None);
     append(&log, 512).await.unwrap();
     clock.advance(Duration::from_secs(90));

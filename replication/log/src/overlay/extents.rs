@@ -119,7 +119,7 @@ pub(crate) struct Cut<'a> {
     pub(crate) buffers: Option<&'a Arc<PayloadBuffers>>,
     /// Bytes by which the buffers that the map keeps may grow.
     pub(crate) room_bytes: u64,
-    /// Plants a bug: see [`crate::planted::Planted`].
+    /// A seeded bug: see [`crate::seeded_bugs::SeededBugs`].
     pub(crate) is_buffer_forgotten: bool,
 }
 

@@ -61,9 +61,9 @@ fn pinned_bytes(overlay: &Overlay) -> u64 {
 
 /// Writes and cuts; returns an error if the overlay's memory differs from its count or exceeds its
 /// limit.
-fn run(seed: u64, planted: Planted) -> Result<u64, String> {
+fn run(seed: u64, seeded_bugs: SeededBugs) -> Result<u64, String> {
     let mut rng = Rng::new(seed);
-    let overlay = Overlay::new(Lsn(0), PAYLOAD_MEMORY_BYTES, planted);
+    let overlay = Overlay::new(Lsn(0), PAYLOAD_MEMORY_BYTES, seeded_bugs);
     let (mut lsn, mut most, now) = (Lsn(1), 0, ManualClock::new().now());
     for step in 0..STEPS {
         let batch: Vec<Incoming> = (0..1 + rng.below(4))
@@ -102,15 +102,16 @@ fn run(seed: u64, planted: Planted) -> Result<u64, String> {
 fn payload_memory_equals_its_count_and_is_bounded() {
     let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
     for seed in seed.map_or(0..8, |seed: u64| seed..seed + 1) {
-        let most = run(seed, Planted::default()).unwrap_or_else(|why| panic!("SEED={seed}: {why}"));
+        let most =
+            run(seed, SeededBugs::default()).unwrap_or_else(|why| panic!("SEED={seed}: {why}"));
         assert!(most > PAYLOAD_MEMORY_BYTES * 9 / 10, "SEED={seed}: at most {most} bytes are kept");
     }
 }
 
 #[test]
 fn a_rest_that_keeps_a_buffer_uncounted_is_found() {
-    let planted = Planted { rest_buffer_forgotten: true, ..Planted::default() };
-    let why = run(0, planted).expect_err("the planted bug was not found");
+    let seeded_bugs = SeededBugs { rest_buffer_forgotten: true, ..SeededBugs::default() };
+    let why = run(0, seeded_bugs).expect_err("the seeded bug was not found");
     println!("rest buffer forgotten: {why}");
 }
 
@@ -118,7 +119,7 @@ fn a_rest_that_keeps_a_buffer_uncounted_is_found() {
 /// nothing is destaged.
 #[test]
 fn writes_that_are_cut_to_a_rest_keep_no_more_than_the_rest() {
-    let overlay = Overlay::new(Lsn(0), PAYLOAD_MEMORY_BYTES, Planted::default());
+    let overlay = Overlay::new(Lsn(0), PAYLOAD_MEMORY_BYTES, SeededBugs::default());
     let (mut lsn, now) = (Lsn(1), ManualClock::new().now());
     let mut take = |entry: Incoming| {
         overlay.insert(lsn, std::iter::once(entry), lsn.0, || now);

@@ -578,7 +578,7 @@ impl Core {
         let mut salt = [0; SALT_BYTES];
         self.random.fill(&mut salt);
         BatchHeader {
-            version: self.config.planted.batch_version(),
+            version: self.config.seeded_bugs.batch_version(),
             algorithm: self.config.options.algorithm,
             is_opening: false,
             is_clean: false,
@@ -635,7 +635,7 @@ impl Core {
         self.announced_durable_lsn = header.durable_lsn;
         self.live.back_mut().expect("the head's file is live").last_lsn = header.last_lsn();
         let end_position = self.head.position;
-        let is_written = self.config.planted.ack_before_write;
+        let is_written = self.config.seeded_bugs.ack_before_write;
         let is_sync_next = bytes <= SYNC_NEXT_BYTES_MAX
             && (self.is_flush_expected() || entries.iter().any(|p| p.wait == Wait::Durable));
         self.in_flight.push_back(InFlight {
@@ -683,7 +683,7 @@ impl Core {
         self.sync_position = self.retired_position;
         shared.counters.sync_count.fetch_add(1, Ordering::Relaxed);
         let files = std::mem::take(&mut self.dirty).into_iter().collect();
-        if self.config.planted.flush_ignored {
+        if self.config.seeded_bugs.flush_ignored {
             self.on_synced(shared);
         } else {
             disk.submit(DiskRequest::Sync { token, files });

@@ -8,11 +8,11 @@
 //!   it a log to replay or to refuse, which recovery decides.
 //! - Its contents are reported as stored only if the log itself proves it.
 
-use crate::planted::Planted;
 use crate::ring::contents::LogContents;
 use crate::ring::reads::Reads;
 use crate::ring::recovery::read_ring;
 use crate::ring::walk::Walk;
+use crate::seeded_bugs::SeededBugs;
 use crate::spill::dir as spill_dir;
 use block::env::DiskReader;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
@@ -48,7 +48,7 @@ pub fn find_superseded(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Optio
         Error::with_source(ErrorKind::Io, format!("look at the log in {}", dir.display()), error)
     };
     let reader = DirReader::open(dir).map_err(failed)?;
-    let Some(summary) = superseded(&reader, pool, since, Planted::from_environment())? else {
+    let Some(summary) = superseded(&reader, pool, since, SeededBugs::from_environment())? else {
         return Ok(None);
     };
     let (spill_file_count, spill_bytes) = spill_dir::weigh(dir)?;
@@ -60,7 +60,7 @@ pub(crate) fn superseded(
     reader: &dyn DiskReader,
     pool: [u8; 16],
     since: Epoch,
-    planted: Planted,
+    seeded_bugs: SeededBugs,
 ) -> Result<Option<LogSummary>> {
     let files =
         reader.files().map_err(|e| Error::with_source(ErrorKind::Io, "list the log's files", e))?;
@@ -75,7 +75,7 @@ pub(crate) fn superseded(
         }
         Err(_) => return Ok(None),
     };
-    let mut all = Walk::new(&reads, pool, ring.clone(), Lsn::NONE, planted);
+    let mut all = Walk::new(&reads, pool, ring.clone(), Lsn::NONE, seeded_bugs);
     // The usual case: the log is ours, and one look at each file proves it.
     if all.first_headers()?.iter().any(|(_, header)| header.epoch >= since) {
         return Ok(None);
@@ -85,7 +85,7 @@ pub(crate) fn superseded(
     if seen.sequence == 0 || seen.epoch >= since {
         return Ok(None);
     }
-    let mut walk = Walk::new(&reads, pool, ring, seen.trim_lsn, planted);
+    let mut walk = Walk::new(&reads, pool, ring, seen.trim_lsn, seeded_bugs);
     walk.walk_to_end()?;
     walk.search_rest()?;
     let is_in_store = walk.newest.is_some_and(|newest| {

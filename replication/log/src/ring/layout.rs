@@ -5,7 +5,7 @@
 //! - The geometry of an existing ring is that of its file headers; it never follows the options.
 
 use crate::options::{LogIdentity, LogOptions};
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use block::Lsn;
 use block::seal::PoolKey;
 
@@ -52,5 +52,5 @@ pub(crate) struct RingConfig {
     pub(crate) file_count: u32,
     pub(crate) file_bytes: u64,
     pub(crate) open: [u8; 16],
-    pub(crate) planted: Planted,
+    pub(crate) seeded_bugs: SeededBugs,
 }

@@ -6,7 +6,7 @@
 
 use crate::disk::state_files::StateKeeper;
 use crate::options::{LogIdentity, LogOptions};
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use block::Lsn;
 use block::env::{Clock, Random};
 use block::seal::PoolKey;
@@ -21,7 +21,7 @@ pub(crate) struct OpenArgs<'a> {
     pub(crate) destaged: Lsn,
     pub(crate) random: &'a dyn Random,
     pub(crate) clock: &'a dyn Clock,
-    pub(crate) planted: Planted,
+    pub(crate) seeded_bugs: SeededBugs,
     /// Time of the last write to each file of the ring before this open, by number: no entry in the
     /// file is younger. The format stores no time. A file without a time counts as written at the
     /// open.

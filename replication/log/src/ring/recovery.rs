@@ -85,7 +85,8 @@ pub(crate) fn open(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Opened> {
     };
     let evidence = Evidence {
         states: args.keeper.found()?,
-        has_writeback_failed: !args.planted.writeback_not_asked && !is_written_back(disk, &files),
+        has_writeback_failed: !args.seeded_bugs.writeback_not_asked
+            && !is_written_back(disk, &files),
     };
     let mut scan = Scan::new(&reads, args, ring);
     scan.run()?;
@@ -207,7 +208,7 @@ fn check_none_missing(reads: &Reads<'_>, ring: Option<&Ring>, args: &OpenArgs<'_
     let contents = match ring {
         Some(ring) => {
             let (pool, ring) = (args.identity.pool, ring.clone());
-            let mut walk = Walk::new(reads, pool, ring, args.destaged, args.planted);
+            let mut walk = Walk::new(reads, pool, ring, args.destaged, args.seeded_bugs);
             walk.walk_to_end()?;
             walk.search_rest()?;
             walk.seen.contents
@@ -230,7 +231,7 @@ impl Scan<'_> {
         let lost = self.judge_tail(evidence);
         self.note_writeback_failure(evidence, lost.as_ref())?;
         // Done after an orderly close too: the sync of its clean mark may have failed.
-        if !self.args.planted.tail_not_rewritten {
+        if !self.args.seeded_bugs.tail_not_rewritten {
             self.note_before_rewriting(evidence, lost.as_ref())?;
             self.rewrite_tail(disk)?;
         }
@@ -273,7 +274,7 @@ impl Scan<'_> {
                 file_count: self.walk.ring.file_count,
                 file_bytes: self.walk.ring.file_bytes,
                 open,
-                planted: self.args.planted,
+                seeded_bugs: self.args.seeded_bugs,
             },
             released_position: self.released_position.unwrap_or(head.position),
             head,
@@ -408,7 +409,7 @@ impl Scan<'_> {
         let mut salt = [0; SALT_BYTES];
         self.args.random.fill(&mut salt);
         BatchHeader {
-            version: self.args.planted.batch_version(),
+            version: self.args.seeded_bugs.batch_version(),
             algorithm: self.args.options.algorithm,
             is_opening: true,
             is_clean: false,

@@ -37,8 +37,12 @@ impl<'a> Scan<'a> {
     pub(crate) fn new(reads: &'a Reads<'a>, args: &'a OpenArgs<'a>, ring: Ring) -> Self {
         Scan {
             args,
-            walk: Walk::new(reads, args.identity.pool, ring, args.destaged, args.planted),
-            overlay: Overlay::new(args.destaged, args.options.payload_memory_bytes, args.planted),
+            walk: Walk::new(reads, args.identity.pool, ring, args.destaged, args.seeded_bugs),
+            overlay: Overlay::new(
+                args.destaged,
+                args.options.payload_memory_bytes,
+                args.seeded_bugs,
+            ),
             next_lsn: args.destaged.next(),
             released_position: None,
             entry_count: 0,
@@ -79,7 +83,7 @@ impl<'a> Scan<'a> {
         }
         let key = self.args.key.derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);
         match batch::authenticate(&header, self.walk.newest_bytes(), &key) {
-            Err(_) if self.args.planted.tag_ignored => {}
+            Err(_) if self.args.seeded_bugs.tag_ignored => {}
             outcome => {
                 outcome.map_err(|e| self.walk.bad(ErrorKind::Corrupt, taken.at, e))?;
             }
@@ -123,7 +127,7 @@ impl<'a> Scan<'a> {
             sealed.extend_from_slice(&payloads[from..from + row.sealed_bytes()]);
             let length = match batch::open_payload(row, lsn, index, key, &mut sealed) {
                 Ok(plain) => plain.len(),
-                Err(_) if self.args.planted.torn_accepted => row.payload_bytes as usize,
+                Err(_) if self.args.seeded_bugs.torn_accepted => row.payload_bytes as usize,
                 Err(e) => return Err(corrupt(e)),
             };
             // The overlay counts the length of a payload, so its buffer must have no room for the
@@ -134,7 +138,7 @@ impl<'a> Scan<'a> {
         }
         self.entry_count += incoming.len() as u64;
         let first = Lsn(header.next_lsn().0 - incoming.len() as u64);
-        let first = if self.args.planted.stale_accepted { self.next_lsn } else { first };
+        let first = if self.args.seeded_bugs.stale_accepted { self.next_lsn } else { first };
         if first != self.next_lsn {
             return Err(self.walk.bad(ErrorKind::Corrupt, at, FormatError::Range));
         }
@@ -171,7 +175,7 @@ impl<'a> Scan<'a> {
     /// Returns an unreadable place that may hold acknowledged entries.
     fn unknown_end(&self) -> Option<At> {
         let walk = &self.walk;
-        if self.args.planted.unreadable_ends {
+        if self.args.seeded_bugs.unreadable_ends {
             return None;
         }
         if let Some(at) = walk.unknown_at {
@@ -265,7 +269,7 @@ impl<'a> Scan<'a> {
     /// batch of at least the served epoch.
     fn check_reaches_served(&self) -> Result<()> {
         let (walk, served) = (&self.walk, self.args.identity.served_epoch);
-        let found = match (&walk.newest, self.args.planted.newest_by_sequence) {
+        let found = match (&walk.newest, self.args.seeded_bugs.newest_by_sequence) {
             (Some(newest), false) => newest.header.epoch,
             (_, true) => walk.seen.newest_epoch,
             (None, false) => Epoch(0),

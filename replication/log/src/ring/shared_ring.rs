@@ -445,7 +445,7 @@ mod tests {
     use super::*;
     use crate::format::entry::EntryKind;
     use crate::options::NewEntry;
-    use crate::planted::Planted;
+    use crate::seeded_bugs::SeededBugs;
     use block::ErrorKind;
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
@@ -465,7 +465,7 @@ mod tests {
 
     fn shared() -> SharedRing {
         SharedRing::new(
-            Overlay::new(Lsn(10), 0, Planted::default()),
+            Overlay::new(Lsn(10), 0, SeededBugs::default()),
             Lsn(10),
             Lsn(10),
             1 << 20,

@@ -78,7 +78,7 @@ impl Scan<'_> {
         if newest.boot != self.args.identity.boot_id {
             return Some(TailLoss::Reboot);
         }
-        let is_remounted = !self.args.planted.remount_not_seen
+        let is_remounted = !self.args.seeded_bugs.remount_not_seen
             && own().any(|(state, _)| state.mount.is_some() && state.mount != self.args.mount);
         is_remounted.then_some(TailLoss::Remount)
     }
@@ -142,7 +142,7 @@ impl Scan<'_> {
         let mut own = self.states_of_newest(evidence).filter(|(_, is_own)| *is_own);
         let state = own.next().map_or(bare, |(state, _)| *state);
         let failed = LogState { standing: Standing::Failed { acked }, ..state };
-        let is_left_out = self.args.planted.failure_not_noted;
+        let is_left_out = self.args.seeded_bugs.failure_not_noted;
         if is_left_out { Ok(()) } else { self.args.keeper.replace(&failed) }
     }
 }

@@ -10,10 +10,10 @@ use crate::format::batch::{self, BATCH_HEADER_BYTES, BatchHeader};
 use crate::format::file::FILE_HEADER_BYTES;
 use crate::format::succession;
 use crate::options::batch_bytes_bound;
-use crate::planted::Planted;
 use crate::ring::contents::LogContents;
 use crate::ring::layout::LiveFile;
 use crate::ring::reads::Reads;
+use crate::seeded_bugs::SeededBugs;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use std::collections::VecDeque;
 
@@ -84,7 +84,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) reads: &'a Reads<'a>,
     pool: [u8; 16],
     pub(crate) ring: Ring,
-    planted: Planted,
+    seeded_bugs: SeededBugs,
     /// Contents of the file that is being walked.
     loaded: Option<(u32, Vec<u8>)>,
     pub(crate) newest: Option<Taken>,
@@ -111,13 +111,13 @@ impl<'a> Walk<'a> {
         pool: [u8; 16],
         ring: Ring,
         stored: Lsn,
-        planted: Planted,
+        seeded_bugs: SeededBugs,
     ) -> Self {
         Walk {
             reads,
             pool,
             ring,
-            planted,
+            seeded_bugs,
             loaded: None,
             newest: None,
             live: VecDeque::new(),
@@ -355,7 +355,7 @@ impl<'a> Walk<'a> {
             Err(e) if e.is_unsupported() => return Err(self.bad(ErrorKind::Unsupported, at, e)),
             Err(e) => return Ok(Err(e)),
         };
-        let is_next = self.is_successor(&header) || self.planted.stale_accepted;
+        let is_next = self.is_successor(&header) || self.seeded_bugs.stale_accepted;
         if !self.is_ours(&header) || !is_next {
             return Ok(Err(FormatError::NoMagic));
         }
@@ -364,7 +364,7 @@ impl<'a> Walk<'a> {
         }
         let checksum = match batch::verify(&header, bytes) {
             Ok(checksum) => checksum,
-            Err(FormatError::Checksum) if self.planted.torn_accepted => 0,
+            Err(FormatError::Checksum) if self.seeded_bugs.torn_accepted => 0,
             Err(e) => return Ok(Err(e)),
         };
         self.take(header, checksum, at, skipped);

@@ -3,7 +3,7 @@
 
 use super::disk::Faults;
 use super::world::{Plan, Stats, World};
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 fn number(name: &str) -> Option<u64> {
@@ -102,11 +102,11 @@ fn a_log_of_version_1_is_read_and_goes_on_in_version_2() {
 }
 
 /// Runs with `count` unreadable sectors. Returns the numbers of refused and of opened logs.
-fn unreadable(planted: Planted, count: u64, seeds: u64) -> Result<(u64, u64), String> {
+fn unreadable(seeded_bugs: SeededBugs, count: u64, seeds: u64) -> Result<(u64, u64), String> {
     let (from, to) = number("SEED").map_or((0, seeds), |seed| (seed, seed + 1));
     let (mut refused, mut opened, mut had_to) = (0, 0, 0);
     for seed in from..to {
-        let mut world = World::new(seed, Plan { runs: 3, planted, ..Plan::default() });
+        let mut world = World::new(seed, Plan { runs: 3, seeded_bugs, ..Plan::default() });
         let found = world.run_with_unreadable(count);
         let (is_refused, must_open) = found.map_err(|why| format!("SEED={seed}: {why}"))?;
         if must_open == Some(is_refused) {
@@ -122,24 +122,24 @@ fn unreadable(planted: Planted, count: u64, seeds: u64) -> Result<(u64, u64), St
 #[test]
 fn an_unreadable_sector_keeps_the_log_from_opening_only_where_it_is_needed() {
     for count in [1, 3] {
-        let (refused, opened) = unreadable(Planted::default(), count, 1500).unwrap();
+        let (refused, opened) = unreadable(SeededBugs::default(), count, 1500).unwrap();
         assert!(number("SEED").is_some() || refused > 50 && opened > 500);
     }
 }
 
 #[test]
 fn an_end_that_cannot_be_read_is_not_taken_for_the_end() {
-    let planted = Planted { unreadable_ends: true, ..Planted::default() };
-    let why = unreadable(planted, 1, 1500).expect_err("the planted bug was not found");
+    let seeded_bugs = SeededBugs { unreadable_ends: true, ..SeededBugs::default() };
+    let why = unreadable(seeded_bugs, 1, 1500).expect_err("the seeded bug was not found");
     println!("found: {why}");
     assert!(why.contains("the log ends at") || why.contains("refused: false"));
 }
 
 /// Forges batches without entries. Returns how many recovery refused and how many it took.
-fn forgeries(planted: Planted) -> (u64, u64) {
+fn forgeries(seeded_bugs: SeededBugs) -> (u64, u64) {
     let (mut refused, mut taken) = (0, 0);
     for seed in 0..200 {
-        let mut world = World::new(seed, Plan { runs: 2, planted, ..Plan::default() });
+        let mut world = World::new(seed, Plan { runs: 2, seeded_bugs, ..Plan::default() });
         match world.run_with_forgery().unwrap_or_else(|why| panic!("SEED={seed}: {why}")) {
             Some(true) => refused += 1,
             Some(false) => taken += 1,
@@ -152,20 +152,20 @@ fn forgeries(planted: Planted) -> (u64, u64) {
 
 #[test]
 fn a_forged_batch_without_entries_is_refused() {
-    let (refused, taken) = forgeries(Planted::default());
+    let (refused, taken) = forgeries(SeededBugs::default());
     assert!(refused > 50 && taken == 0);
-    let (refused, taken) = forgeries(Planted { tag_ignored: true, ..Planted::default() });
-    assert!(refused == 0 && taken > 50, "the planted bug was not found");
+    let (refused, taken) = forgeries(SeededBugs { tag_ignored: true, ..SeededBugs::default() });
+    assert!(refused == 0 && taken > 50, "the seeded bug was not found");
     // Batches of version 1 have no tag that could reveal the forgery.
-    let (refused, taken) = forgeries(Planted { old_batches: true, ..Planted::default() });
+    let (refused, taken) = forgeries(SeededBugs { old_batches: true, ..SeededBugs::default() });
     assert!(refused == 0 && taken > 50);
 }
 
-/// Number of seeds within which a planted bug must be found.
+/// Number of seeds within which a seeded bug must be found.
 const FOUND_WITHIN: u64 = 50;
 
-fn finds(name: &str, planted: Planted, faults: Faults) {
-    let plan = Plan { planted, faults, runs: 12 };
+fn finds(name: &str, seeded_bugs: SeededBugs, faults: Faults) {
+    let plan = Plan { seeded_bugs, faults, runs: 12 };
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let found = (0..FOUND_WITHIN).find_map(|seed| run(seed, plan).err().map(|why| (seed, why)));
@@ -175,23 +175,23 @@ fn finds(name: &str, planted: Planted, faults: Faults) {
 }
 
 #[test]
-fn planted_bugs_are_found() {
+fn seeded_bugs_are_found() {
     let none = Faults::default();
-    let off = Planted::default();
-    finds("ack before write", Planted { ack_before_write: true, ..off }, none);
-    finds("flush ignored", Planted { flush_ignored: true, ..off }, none);
-    finds("torn batch accepted", Planted { torn_accepted: true, ..off }, none);
-    finds("stale wrap accepted", Planted { stale_accepted: true, ..off }, none);
-    finds("newest by sequence", Planted { newest_by_sequence: true, ..off }, none);
-    finds("snapshot not frozen", Planted { snapshot_not_frozen: true, ..off }, none);
-    finds("sides joined", Planted { sides_joined: true, ..off }, none);
+    let off = SeededBugs::default();
+    finds("ack before write", SeededBugs { ack_before_write: true, ..off }, none);
+    finds("flush ignored", SeededBugs { flush_ignored: true, ..off }, none);
+    finds("torn batch accepted", SeededBugs { torn_accepted: true, ..off }, none);
+    finds("stale wrap accepted", SeededBugs { stale_accepted: true, ..off }, none);
+    finds("newest by sequence", SeededBugs { newest_by_sequence: true, ..off }, none);
+    finds("snapshot not frozen", SeededBugs { snapshot_not_frozen: true, ..off }, none);
+    finds("sides joined", SeededBugs { sides_joined: true, ..off }, none);
     let failing = Faults { sync: 20, ..none };
-    finds("tail not rewritten", Planted { tail_not_rewritten: true, ..off }, failing);
-    finds("failure not noted", Planted { failure_not_noted: true, ..off }, failing);
+    finds("tail not rewritten", SeededBugs { tail_not_rewritten: true, ..off }, failing);
+    finds("failure not noted", SeededBugs { failure_not_noted: true, ..off }, failing);
     let shutting = Faults { shutdown: 30, ..none };
-    finds("remount not seen", Planted { remount_not_seen: true, ..off }, shutting);
+    finds("remount not seen", SeededBugs { remount_not_seen: true, ..off }, shutting);
     let unheard = Faults { write_back: 50, ..none };
-    finds("writeback not asked", Planted { writeback_not_asked: true, ..off }, unheard);
+    finds("writeback not asked", SeededBugs { writeback_not_asked: true, ..off }, unheard);
 }
 
 #[test]

@@ -19,7 +19,6 @@ use crate::overlay::log_resident::LogResident;
 use crate::overlay::spill_layer::SpillLayer;
 use crate::overlay::spill_resident::SpillFileId;
 use crate::overlay::{Generation, LayersOf, SpillLayers};
-use crate::planted::Planted;
 use crate::ring::core::{self, Core, CoreStart};
 use crate::ring::inspect;
 use crate::ring::opening::OpenArgs;
@@ -27,6 +26,7 @@ use crate::ring::queue::Group;
 use crate::ring::recovery;
 use crate::ring::shared_ring::SharedRing;
 use crate::ring::tail;
+use crate::seeded_bugs::SeededBugs;
 use crate::spill::{self, SpillReader, SpillSeed};
 use block::env::{Disk, DiskReader, ManualClock, Random};
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
@@ -68,7 +68,7 @@ impl Entry {
 /// The differences between runs, besides the seed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Plan {
-    pub(crate) planted: Planted,
+    pub(crate) seeded_bugs: SeededBugs,
     pub(crate) faults: Faults,
     /// Number of crashes before the run ends.
     pub(crate) runs: u64,
@@ -233,7 +233,7 @@ impl World {
             destaged: self.destaged,
             random: &*self.random,
             clock: &self.clock,
-            planted: self.plan.planted,
+            seeded_bugs: self.plan.seeded_bugs,
             written_at: std::collections::HashMap::new(),
             made_count: self.platter.lock().made_count(),
             keeper: &keeper,
@@ -247,9 +247,9 @@ impl World {
     /// that are not in the data tier must not be reported as stored.
     fn check_not_superseded(&mut self) -> Result<(), String> {
         let reader = self.disk().reader();
-        let (pool, planted) = (self.identity.pool, self.plan.planted);
+        let (pool, seeded_bugs) = (self.identity.pool, self.plan.seeded_bugs);
         let ask =
-            |since| inspect::superseded(&*reader, pool, since, planted).map_err(|e| e.chain());
+            |since| inspect::superseded(&*reader, pool, since, seeded_bugs).map_err(|e| e.chain());
         if let Some(summary) = ask(self.identity.served_epoch)? {
             return Err(format!("an own log counts as superseded: {summary:?}"));
         }
@@ -385,7 +385,7 @@ impl World {
         let Some(acked) = process.shared.disk_failed_at() else { return };
         self.may_be_lost = true;
         let keeper = process.disk.keeper(self.is_beside);
-        let is_left_out = self.plan.planted.failure_not_noted;
+        let is_left_out = self.plan.seeded_bugs.failure_not_noted;
         let noted = tail::note_failure_of(&process.state, acked, &keeper, is_left_out);
         self.is_failure_noted = noted.is_ok() && !is_left_out;
     }

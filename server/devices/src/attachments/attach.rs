@@ -6,8 +6,8 @@
 use super::{Attached, AttachedList, AttachedState, AttachmentInfo, Attachments, changeable};
 use crate::blocking::blocking;
 use crate::device::{self, Device, IO_BYTES_MAX};
-use crate::planted::planted;
 use crate::record::{AttachOptions, DeviceRecord, Driver, read, write};
+use crate::seeded_bugs::seeded_bugs;
 use crate::volumes::{Volume as _, Volumes};
 use block::env::random_bytes;
 use block::{Error, ErrorKind, Result, VolumeId};
@@ -146,13 +146,13 @@ impl<V: Volumes> Attachments<V> {
             };
             // This precedes the kernel's device, so that any leftover can be found, with the
             // settings that the kernel was told.
-            let is_late = planted().cache_noted_late;
+            let is_late = seeded_bugs().cache_noted_late;
             enter(DeviceRecord {
                 is_write_through: planned.is_write_through && !is_late,
                 ..planned.clone()
             })?;
             Device::add(&parts, &planned, |number| {
-                if planted().ends_in_attach {
+                if seeded_bugs().ends_in_attach {
                     std::process::abort();
                 }
                 enter(DeviceRecord { number: Some(number), ..planned.clone() })

@@ -12,7 +12,7 @@
 
 use super::Claims;
 use super::gate::Gate;
-use crate::planted::planted;
+use crate::seeded_bugs::seeded_bugs;
 use block::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl Claims {
         own: Option<&Arc<Gate>>,
         until: Instant,
     ) -> Result<()> {
-        if planted().leftovers_kept {
+        if seeded_bugs().leftovers_kept {
             return Ok(());
         }
         let left: Vec<Arc<Gate>> = {

@@ -200,7 +200,7 @@ fn a_directory_without_an_observation_knows_what_the_records_say() {
     assert!(read(&dir.path().join(FILE)).is_none() && proven_in(dir.path()).is_none());
 }
 
-/// The bug that is also in [`crate::planted`]: the tests above would detect it.
+/// The bug that is also in [`crate::seeded_bugs`]: the tests above would detect it.
 #[test]
 fn a_clock_that_is_trusted_at_once_is_found() {
     let times = ManualTimes::new();

@@ -178,7 +178,7 @@ pub(in crate::map) fn draft_page(
             stays.retain(Run::is_mapped);
             draft.recount_over(base, stored, &stays);
         }
-        None if keeps && !draft.planted.kept_uncounted => {}
+        None if keeps && !draft.seeded_bugs.kept_uncounted => {}
         None => {
             pages::for_each_replaced(&old.runs, &change.runs, |run| draft.lose_over(base, run));
         }

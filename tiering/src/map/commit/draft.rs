@@ -6,7 +6,7 @@ use crate::map::Map;
 use crate::map::keys::{self, ROOT_KEY, Sealer};
 use crate::map::pages::{self, Run};
 use crate::map::records::{Root, encode_live};
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -23,7 +23,7 @@ pub(in crate::map) struct Draft<'a> {
     pub live: HashMap<u64, i64>,
     /// The sum of these changes, once they have been counted.
     pub live_delta: i64,
-    pub planted: Planted,
+    pub seeded_bugs: SeededBugs,
 }
 
 impl<'a> Draft<'a> {
@@ -34,7 +34,7 @@ impl<'a> Draft<'a> {
             bytes: 0,
             live: HashMap::new(),
             live_delta: 0,
-            planted: map.planted,
+            seeded_bugs: map.seeded_bugs,
         }
     }
 
@@ -75,12 +75,12 @@ impl<'a> Draft<'a> {
     fn lose(&mut self, segment: u64, blocks: u32) {
         let blocks = i64::from(blocks);
         *self.live.entry(segment).or_default() -=
-            if self.planted.count_out_twice { 2 * blocks } else { blocks };
+            if self.seeded_bugs.count_out_twice { 2 * blocks } else { blocks };
     }
 
     /// Counts out a replaced run, except the blocks that the base counts.
     pub(super) fn lose_over(&mut self, base: Option<&[Run]>, run: Run) {
-        match base.filter(|_| !self.planted.base_uncounted) {
+        match base.filter(|_| !self.seeded_bugs.base_uncounted) {
             None => self.lose(run.segment, run.count()),
             Some(base) => {
                 for part in pages::difference(&[run], base) {

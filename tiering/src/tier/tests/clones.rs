@@ -1,10 +1,10 @@
 //! Clones, clones of clones and rollbacks, compared with a model of every volume and every
 //! snapshot: under writes, trims, reclaim, folding, pruning, promoting and restarts, and with
-//! planted bugs that these tests must detect.
+//! seeded bugs that these tests must detect.
 
 use super::*;
 use crate::map::SnapshotChange;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 
@@ -327,11 +327,11 @@ pub(super) async fn step_all(tier: &Tier) {
     while tier.step(50).await.unwrap().page_count > 0 {}
 }
 
-pub(super) async fn random_history(seed: u64, planted: Planted) -> u32 {
+pub(super) async fn random_history(seed: u64, seeded_bugs: SeededBugs) -> u32 {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let open = async |epoch| {
         let mut opened = options(store.clone(), epoch);
-        opened.planted = planted;
+        opened.seeded_bugs = seeded_bugs;
         let tier = Tier::open(opened).await.unwrap();
         tier.load_fingerprints().await.unwrap();
         tier
@@ -399,30 +399,30 @@ fn every_clone_holds_what_was_written_to_it_and_what_it_was_made_from() {
     let mut rollback_count = 0;
     for seed in seeds(6) {
         println!("SEED={seed}");
-        rollback_count += runtime().block_on(random_history(seed, Planted::default()));
+        rollback_count += runtime().block_on(random_history(seed, SeededBugs::default()));
     }
     assert!(rollback_count > 0, "nothing was rolled back");
 }
 
 #[test]
-fn planted_bugs_are_noticed() {
-    let of = |bug: fn(&mut Planted)| {
-        let mut planted = Planted::default();
-        bug(&mut planted);
-        planted
+fn seeded_bugs_are_noticed() {
+    let of = |bug: fn(&mut SeededBugs)| {
+        let mut seeded_bugs = SeededBugs::default();
+        bug(&mut seeded_bugs);
+        seeded_bugs
     };
     let all = [
-        of(|planted| planted.reclaim_without_clones = true),
-        of(|planted| planted.base_uncounted = true),
-        of(|planted| planted.range_uncovers_base = true),
-        of(|planted| planted.promoted_over_newer = true),
+        of(|bugs| bugs.reclaim_without_clones = true),
+        of(|bugs| bugs.base_uncounted = true),
+        of(|bugs| bugs.range_uncovers_base = true),
+        of(|bugs| bugs.promoted_over_newer = true),
     ];
-    for planted in all {
+    for seeded_bugs in all {
         let is_noticed = (1..=10).any(|seed| {
-            let run = AssertUnwindSafe(random_history(seed, planted)).catch_unwind();
+            let run = AssertUnwindSafe(random_history(seed, seeded_bugs)).catch_unwind();
             runtime().block_on(run).is_err()
         });
-        assert!(is_noticed, "{planted:?} goes unnoticed");
+        assert!(is_noticed, "{seeded_bugs:?} goes unnoticed");
     }
 }
 

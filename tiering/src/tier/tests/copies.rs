@@ -7,7 +7,7 @@ use crate::copier::{
     RestoredStore,
 };
 use crate::map::snapshot_store::state_view;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::SegmentName;
 use crate::testing::Fault;
 use futures::{FutureExt, StreamExt};
@@ -68,11 +68,11 @@ impl Copying {
 }
 
 /// Writes and reclaim in the pool, with copies of which many calls fail, and copiers that restart.
-async fn churn(seed: u64, planted: Planted) {
+async fn churn(seed: u64, seeded_bugs: SeededBugs) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut world = World::new(seed);
     let mut opened = options(store.clone(), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let mut tier = Tier::open(opened.clone()).await.unwrap();
     let mut copying = Copying::new();
     let mut copier = copier_of(&tier, &copying.target).await;
@@ -158,28 +158,30 @@ async fn churn(seed: u64, planted: Planted) {
 fn a_copy_is_a_state_of_the_pool_whatever_fails() {
     for seed in seeds(4) {
         println!("SEED={seed}");
-        runtime().block_on(churn(seed, Planted::default()));
+        runtime().block_on(churn(seed, SeededBugs::default()));
     }
 }
 
-type Plant = fn(&mut Planted);
+type SwitchOn = fn(&mut SeededBugs);
 
 #[test]
-fn planted_bugs_are_noticed() {
-    let bugs: [(&str, Plant); 3] = [
-        ("copy-without-hold", |planted| planted.copy_without_hold = true),
-        ("pin-ignored", |planted| planted.pin_ignored = true),
-        ("manifest-first", |planted| planted.manifest_first = true),
+fn seeded_bugs_are_noticed() {
+    let bugs: [(&str, SwitchOn); 3] = [
+        ("copy-without-hold", |bugs| bugs.copy_without_hold = true),
+        ("pin-ignored", |bugs| bugs.pin_ignored = true),
+        ("manifest-first", |bugs| bugs.manifest_first = true),
     ];
-    for (name, plant) in bugs {
-        let mut planted = Planted::default();
-        plant(&mut planted);
+    for (name, switch_on) in bugs {
+        let mut seeded_bugs = SeededBugs::default();
+        switch_on(&mut seeded_bugs);
         let is_noticed = (1..=8).any(|seed| {
             let run = AssertUnwindSafe(async {
                 match () {
-                    () if planted.manifest_first => a_cut_copy_has_no_manifest(planted).await,
-                    () if planted.copy_without_hold => reclaim_beside_a_copy(planted).await,
-                    () => churn(seed, planted).await,
+                    () if seeded_bugs.manifest_first => {
+                        a_cut_copy_has_no_manifest(seeded_bugs).await
+                    }
+                    () if seeded_bugs.copy_without_hold => reclaim_beside_a_copy(seeded_bugs).await,
+                    () => churn(seed, seeded_bugs).await,
                 }
             });
             runtime().block_on(run.catch_unwind()).is_err()
@@ -189,10 +191,10 @@ fn planted_bugs_are_noticed() {
 }
 
 /// A listing of a copy that was interrupted shows no manifest that references missing objects.
-async fn a_cut_copy_has_no_manifest(planted: Planted) {
+async fn a_cut_copy_has_no_manifest(seeded_bugs: SeededBugs) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut opened = options(store, 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     for lsn in 1..=6 {
         let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
@@ -217,13 +219,13 @@ async fn a_cut_copy_has_no_manifest(planted: Planted) {
 
 #[test]
 fn a_copy_that_is_cut_short_goes_on_where_it_was() {
-    runtime().block_on(a_cut_copy_has_no_manifest(Planted::default()));
+    runtime().block_on(a_cut_copy_has_no_manifest(SeededBugs::default()));
 }
 
 /// Everything is overwritten and reclaimed while the earlier state is copied.
-async fn reclaim_beside_a_copy(planted: Planted) {
+async fn reclaim_beside_a_copy(seeded_bugs: SeededBugs) {
     let mut opened = options(Arc::new(InMemory::new()), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     let mut copying = Copying::new();
     let mut copier = copier_of(&tier, &copying.target).await;
@@ -273,7 +275,7 @@ async fn reclaim_beside_a_copy(planted: Planted) {
 
 #[test]
 fn reclaim_goes_on_beside_a_copy_and_takes_nothing_from_it() {
-    runtime().block_on(reclaim_beside_a_copy(Planted::default()));
+    runtime().block_on(reclaim_beside_a_copy(SeededBugs::default()));
 }
 
 #[test]
@@ -617,7 +619,7 @@ async fn object(store: &dyn ObjectStore, path: &Path) -> Bytes {
 
 /// An object that enters a restored pool's own store while it is being fetched stays, although the
 /// copy has it damaged.
-async fn put_while_hydrating(planted: Planted) -> bool {
+async fn put_while_hydrating(seeded_bugs: SeededBugs) -> bool {
     let (tier, copying, state, paths) = copied().await;
     let last = paths.last().unwrap().clone();
     let whole = object(&*copying.target, &last).await;
@@ -625,7 +627,7 @@ async fn put_while_hydrating(planted: Planted) -> bool {
     let own = Arc::new(FaultStore::default());
     let store = begin_restore(&copying.target, &state, &own).await;
     let mut opened = options(store.clone(), 2);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let restored = Tier::open(opened).await.unwrap();
     copying.target.set_delay(Duration::from_millis(50));
     let before = copying.target.call_count(Op::Get);
@@ -648,19 +650,19 @@ async fn put_while_hydrating(planted: Planted) -> bool {
 
 #[test]
 fn hydration_never_replaces_what_the_pool_has_got_meanwhile() {
-    assert!(runtime().block_on(put_while_hydrating(Planted::default())));
-    let planted = Planted { hydrate_overwrites: true, ..Planted::default() };
-    assert!(!runtime().block_on(put_while_hydrating(planted)), "nobody noticed");
+    assert!(runtime().block_on(put_while_hydrating(SeededBugs::default())));
+    let seeded_bugs = SeededBugs { hydrate_overwrites: true, ..SeededBugs::default() };
+    assert!(!runtime().block_on(put_while_hydrating(seeded_bugs)), "nobody noticed");
 }
 
 /// A commit that forgets a segment is visible and not yet durable. Returns whether the pool counts
 /// as complete.
-async fn whole_beside_a_commit(planted: Planted) -> bool {
+async fn whole_beside_a_commit(seeded_bugs: SeededBugs) -> bool {
     let (tier, copying, state, paths) = copied().await;
     let own = Arc::new(FaultStore::default());
     let store = begin_restore(&copying.target, &state, &own).await;
     let mut opened = options(store.clone(), 2);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let restored = Tier::open(opened).await.unwrap();
     let window = plain_window(state.destaged_lsn.0 + 1, vec![(1, block_extent(1, 8))]);
     restored.destage(window, &Payloads).await.unwrap();
@@ -693,15 +695,15 @@ async fn whole_beside_a_commit(planted: Planted) -> bool {
 
 #[test]
 fn a_restored_pool_has_everything_only_by_what_is_durable() {
-    let run = |planted| {
+    let run = |seeded_bugs| {
         let runtime = runtime();
-        let is_whole = runtime.block_on(whole_beside_a_commit(planted));
+        let is_whole = runtime.block_on(whole_beside_a_commit(seeded_bugs));
         drop(runtime);
         is_whole
     };
-    assert!(!run(Planted::default()));
-    let planted = Planted { whole_unsettled: true, ..Planted::default() };
-    assert!(run(planted), "{planted:?} goes unnoticed");
+    assert!(!run(SeededBugs::default()));
+    let seeded_bugs = SeededBugs { whole_unsettled: true, ..SeededBugs::default() };
+    assert!(run(seeded_bugs), "{seeded_bugs:?} goes unnoticed");
 }
 
 #[test]
@@ -728,10 +730,10 @@ fn what_is_mended_in_a_restored_pool_is_read_from_there() {
 
 /// A segment is damaged in the copy, or is intact only in the copy. A copier that restarts gives
 /// the copy the better of the two.
-async fn damaged_once(is_whole_in_copy: bool, planted: Planted) -> bool {
+async fn damaged_once(is_whole_in_copy: bool, seeded_bugs: SeededBugs) -> bool {
     let source = Arc::new(FaultStore::default());
     let mut opened = options(source.clone(), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     tier.destage(plain_window(1, vec![(1, block_extent(1, 7))]), &Payloads).await.unwrap();
     let found: Vec<_> = source.list(Some(&Path::from("segments"))).try_collect().await.unwrap();
@@ -764,21 +766,21 @@ async fn damaged_once(is_whole_in_copy: bool, planted: Planted) -> bool {
 #[test]
 fn what_was_copied_damaged_is_looked_at_again_after_a_restart_and_never_replaces_what_is_whole() {
     for is_whole_in_copy in [true, false] {
-        let made = runtime().block_on(damaged_once(is_whole_in_copy, Planted::default()));
+        let made = runtime().block_on(damaged_once(is_whole_in_copy, SeededBugs::default()));
         assert!(made, "whole in the copy: {is_whole_in_copy}");
     }
-    let planted = Planted { damage_overwrites: true, ..Planted::default() };
-    assert!(!runtime().block_on(damaged_once(true, planted)), "nobody noticed");
+    let seeded_bugs = SeededBugs { damage_overwrites: true, ..SeededBugs::default() };
+    assert!(!runtime().block_on(damaged_once(true, seeded_bugs)), "nobody noticed");
 }
 
 /// The pool is taken over in the middle of a pass, and the new owner reclaims segments of the
 /// state.
-async fn taken_over_meanwhile(planted: Planted) -> bool {
+async fn taken_over_meanwhile(seeded_bugs: SeededBugs) -> bool {
     let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let paused = Arc::new(FaultStore::new(shared.clone()));
     let lost = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut first = options(paused.clone(), 1);
-    first.planted = planted;
+    first.seeded_bugs = seeded_bugs;
     // None of the wanted objects exists, which looks like an outage.
     first.frames.retry_duration_max = Duration::from_secs(1);
     // Otherwise the database may notice before the copier does.
@@ -837,8 +839,8 @@ async fn taken_over_meanwhile(planted: Planted) -> bool {
 
 #[test]
 fn an_owner_of_the_past_makes_no_state_that_lacks_something() {
-    assert!(runtime().block_on(taken_over_meanwhile(Planted::default())));
-    let planted =
-        Planted { missing_unowned: true, missing_unconfirmed: true, ..Planted::default() };
-    assert!(!runtime().block_on(taken_over_meanwhile(planted)), "nobody noticed");
+    assert!(runtime().block_on(taken_over_meanwhile(SeededBugs::default())));
+    let seeded_bugs =
+        SeededBugs { missing_unowned: true, missing_unconfirmed: true, ..SeededBugs::default() };
+    assert!(!runtime().block_on(taken_over_meanwhile(seeded_bugs)), "nobody noticed");
 }

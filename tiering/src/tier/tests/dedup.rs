@@ -1,9 +1,9 @@
 //! Deduplication: the models of the other tests with recurring blocks, duplicates that must be
-//! found, and planted bugs that these tests must detect.
+//! found, and seeded bugs that these tests must detect.
 
 use super::*;
 use crate::dedup::Found;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 
@@ -14,7 +14,7 @@ fn clones_and_rollbacks_hold_what_they_should() {
     with_dedup(|| {
         for seed in seeds(5) {
             println!("SEED={seed}");
-            runtime().block_on(clones::random_history(seed, Planted::default()));
+            runtime().block_on(clones::random_history(seed, SeededBugs::default()));
         }
     });
 }
@@ -24,7 +24,7 @@ fn snapshots_show_what_was_there() {
     with_dedup(|| {
         for seed in seeds(5) {
             println!("SEED={seed}");
-            runtime().block_on(snapshots::random_history(seed, Planted::default()));
+            runtime().block_on(snapshots::random_history(seed, SeededBugs::default()));
         }
     });
 }
@@ -34,7 +34,7 @@ fn writes_reads_clones_and_reclaim_go_on_together() {
     with_dedup(|| {
         for seed in seeds(3) {
             println!("SEED={seed}");
-            runtime().block_on(reclaim::churn(seed, Planted::default()));
+            runtime().block_on(reclaim::churn(seed, SeededBugs::default()));
             runtime().block_on(clones::together(seed));
             runtime().block_on(snapshots::together(seed));
         }
@@ -53,30 +53,30 @@ fn what_is_under_a_key_is_gone_with_it_and_nothing_else_is() {
     with_dedup(|| {
         for seed in seeds(3) {
             println!("SEED={seed}");
-            runtime().block_on(keys::destroyed(seed, Planted::default()));
+            runtime().block_on(keys::destroyed(seed, SeededBugs::default()));
         }
     });
 }
 
 #[test]
-fn planted_bugs_are_noticed() {
-    let of = |bug: fn(&mut Planted)| {
-        let mut planted = Planted::default();
-        bug(&mut planted);
-        planted
+fn seeded_bugs_are_noticed() {
+    let of = |bug: fn(&mut SeededBugs)| {
+        let mut seeded_bugs = SeededBugs::default();
+        bug(&mut seeded_bugs);
+        seeded_bugs
     };
     let all = [
-        of(|planted| planted.fingerprints_trusted = true),
-        of(|planted| planted.unreferenced_back = true),
-        of(|planted| planted.swept_without_clones = true),
+        of(|bugs| bugs.fingerprints_trusted = true),
+        of(|bugs| bugs.unreferenced_back = true),
+        of(|bugs| bugs.swept_without_clones = true),
     ];
-    for planted in all {
+    for seeded_bugs in all {
         let is_noticed = (1..=10).any(|seed| {
-            let run = clones::random_history(seed, planted);
+            let run = clones::random_history(seed, seeded_bugs);
             let run = AssertUnwindSafe(run).catch_unwind();
             with_dedup(|| runtime().block_on(run)).is_err()
         });
-        assert!(is_noticed, "{planted:?} goes unnoticed");
+        assert!(is_noticed, "{seeded_bugs:?} goes unnoticed");
     }
 }
 
@@ -301,9 +301,9 @@ fn what_cannot_be_read_is_stored_once_more() {
 }
 
 /// Makes a pool with these bugs and an unreferenced segment.
-async fn with_a_dead_segment(planted: Planted) -> Tier {
+async fn with_a_dead_segment(seeded_bugs: SeededBugs) -> Tier {
     let mut opened = options(Arc::new(InMemory::new()), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     for volume in [1, 3] {
         tier.set_dedup(VolumeId(volume), true);
@@ -316,16 +316,16 @@ async fn with_a_dead_segment(planted: Planted) -> Tier {
 
 /// Reclaim has found a segment to be unreferenced. Returns whether a destage then finds duplicates
 /// in it.
-async fn is_found_beside_reclaim(planted: Planted) -> bool {
-    let tier = with_a_dead_segment(planted).await;
+async fn is_found_beside_reclaim(seeded_bugs: SeededBugs) -> bool {
+    let tier = with_a_dead_segment(seeded_bugs).await;
     let _taken = tier.parts.dedup.take_victims([1].into_iter());
     let report = tier.destage(window_of(3, vec![(3, 0, template(0, 64))]), &Payloads).await;
     report.unwrap().duplicate_count > 0
 }
 
 /// A destage has found duplicates in a segment. Returns whether reclaim then forgets it.
-async fn is_forgotten_beside_destage(planted: Planted) -> bool {
-    let tier = with_a_dead_segment(planted).await;
+async fn is_forgotten_beside_destage(seeded_bugs: SeededBugs) -> bool {
+    let tier = with_a_dead_segment(seeded_bugs).await;
     let pin = tier.parts.dedup.pin(1).unwrap();
     reclaim_all(&tier).await;
     let is_forgotten = tier.reclaim_status().forgotten_count > 0;
@@ -337,19 +337,19 @@ async fn is_forgotten_beside_destage(planted: Planted) -> bool {
 
 #[test]
 fn reclaim_and_destage_do_not_use_one_segment_at_a_time() {
-    let planted = Planted { unpinned: true, ..Planted::default() };
-    for (planted, is_noticed) in [(Planted::default(), false), (planted, true)] {
-        assert_eq!(runtime().block_on(is_found_beside_reclaim(planted)), is_noticed);
-        assert_eq!(runtime().block_on(is_forgotten_beside_destage(planted)), is_noticed);
+    let seeded_bugs = SeededBugs { unpinned: true, ..SeededBugs::default() };
+    for (seeded_bugs, is_noticed) in [(SeededBugs::default(), false), (seeded_bugs, true)] {
+        assert_eq!(runtime().block_on(is_found_beside_reclaim(seeded_bugs)), is_noticed);
+        assert_eq!(runtime().block_on(is_forgotten_beside_destage(seeded_bugs)), is_noticed);
     }
 }
 
 /// A segment is damaged, and its blocks are in memory and are written again. Returns whether they
 /// are then intact in the store.
-async fn is_healed_by_writing(planted: Planted, is_noticed_by_reader: bool) -> bool {
+async fn is_healed_by_writing(seeded_bugs: SeededBugs, is_noticed_by_reader: bool) -> bool {
     let store = Arc::new(FaultStore::default());
     let mut opened = options(store.clone(), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened.clone()).await.unwrap();
     tier.set_dedup(VolumeId(1), true);
     let bytes = template(0, 8);
@@ -382,11 +382,13 @@ async fn is_healed_by_writing(planted: Planted, is_noticed_by_reader: bool) -> b
 
 #[test]
 fn writing_again_heals_what_is_known_to_be_damaged() {
-    let planted = Planted { bad_reused: true, ..Planted::default() };
+    let seeded_bugs = SeededBugs { bad_reused: true, ..SeededBugs::default() };
     for is_noticed_by_reader in [false, true] {
-        let run = |planted| runtime().block_on(is_healed_by_writing(planted, is_noticed_by_reader));
-        assert!(run(Planted::default()), "{is_noticed_by_reader}");
-        assert!(!run(planted), "the planted bug goes unnoticed, {is_noticed_by_reader}");
+        let run = |seeded_bugs| {
+            runtime().block_on(is_healed_by_writing(seeded_bugs, is_noticed_by_reader))
+        };
+        assert!(run(SeededBugs::default()), "{is_noticed_by_reader}");
+        assert!(!run(seeded_bugs), "the seeded bug goes unnoticed, {is_noticed_by_reader}");
     }
 }
 

@@ -11,7 +11,7 @@
 
 use super::clones::{Clones, step_all};
 use super::*;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use proptest::prelude::{Just, Strategy, any, prop, prop_oneof};
 use proptest::sample::Index;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
@@ -86,16 +86,17 @@ struct Run {
     tier: Option<Tier>,
     store: Arc<FaultStore>,
     epoch: u64,
-    planted: Planted,
+    seeded_bugs: SeededBugs,
     is_dedup: bool,
 }
 
 impl Run {
-    fn new(planted: Planted, is_dedup: bool) -> Run {
+    fn new(seeded_bugs: SeededBugs, is_dedup: bool) -> Run {
         let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let store = Arc::new(FaultStore::new(shared.clone()));
         let (clones, life) = (Clones::new(1), runtime());
-        let mut run = Run { shared, clones, life, tier: None, store, epoch: 0, planted, is_dedup };
+        let mut run =
+            Run { shared, clones, life, tier: None, store, epoch: 0, seeded_bugs, is_dedup };
         run.open();
         run
     }
@@ -106,7 +107,7 @@ impl Run {
         let mut opened = options(self.store.clone(), self.epoch);
         // Small enough that there is something to reclaim.
         opened.segment_bytes = 64 << 10;
-        opened.planted = self.planted;
+        opened.seeded_bugs = self.seeded_bugs;
         opened.is_dedup = self.is_dedup;
         if self.is_dedup {
             opened.fingerprint_mask = 3;
@@ -267,7 +268,7 @@ async fn take(clones: &mut Clones, tier: &Tier, store: &FaultStore, step: &Step)
 
 /// Returns `None` if all histories of this seed hold, otherwise proptest's report of the shortest
 /// failing one.
-fn failure(seed: u64, planted: Planted, cases: u32, shrinks: u32) -> Option<String> {
+fn failure(seed: u64, seeded_bugs: SeededBugs, cases: u32, shrinks: u32) -> Option<String> {
     let config =
         Config { cases, failure_persistence: None, max_shrink_iters: shrinks, ..Config::default() };
     let mut bytes = [0; 32];
@@ -275,7 +276,7 @@ fn failure(seed: u64, planted: Planted, cases: u32, shrinks: u32) -> Option<Stri
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let histories = (any::<bool>(), prop::collection::vec(any_step(), 1..80));
     let ended = TestRunner::new_with_rng(config, rng).run(&histories, |(is_dedup, steps)| {
-        let mut run = Run::new(planted, is_dedup);
+        let mut run = Run::new(seeded_bugs, is_dedup);
         for step in &steps {
             run.step(step);
         }
@@ -296,31 +297,31 @@ fn any_history_leaves_every_volume_and_snapshot_as_the_model_says() {
     let cases = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());
     for seed in seeds(2) {
         println!("SEED={seed}");
-        if let Some(failure) = failure(seed, Planted::default(), cases.unwrap_or(12), 400) {
+        if let Some(failure) = failure(seed, SeededBugs::default(), cases.unwrap_or(12), 400) {
             panic!("SEED={seed}: {failure}");
         }
     }
 }
 
-/// Each bug that may be planted here is found when planted alone, and its history is shrunk.
+/// Each bug that may be seeded here is found when seeded alone, and its history is shrunk.
 #[test]
-fn planted_bugs_are_found_and_cut_down() {
-    let of = |bug: fn(&mut Planted)| {
-        let mut planted = Planted::default();
-        bug(&mut planted);
-        planted
+fn seeded_bugs_are_found_and_cut_down() {
+    let of = |bug: fn(&mut SeededBugs)| {
+        let mut seeded_bugs = SeededBugs::default();
+        bug(&mut seeded_bugs);
+        seeded_bugs
     };
     let all = [
-        ("reclaim ignores clones", of(|planted| planted.reclaim_without_clones = true)),
-        ("live counts are off", of(|planted| planted.count_out_twice = true)),
-        ("a segment is deleted first", of(|planted| planted.delete_first = true)),
-        ("promoted over a newer page", of(|planted| planted.promoted_over_newer = true)),
-        ("the hash is trusted", of(|planted| planted.fingerprints_trusted = true)),
+        ("reclaim ignores clones", of(|bugs| bugs.reclaim_without_clones = true)),
+        ("live counts are off", of(|bugs| bugs.count_out_twice = true)),
+        ("a segment is deleted first", of(|bugs| bugs.delete_first = true)),
+        ("promoted over a newer page", of(|bugs| bugs.promoted_over_newer = true)),
+        ("the hash is trusted", of(|bugs| bugs.fingerprints_trusted = true)),
     ];
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let found: Vec<_> =
-        all.iter().map(|(name, planted)| (name, failure(1, *planted, 400, 60))).collect();
+        all.iter().map(|(name, seeded_bugs)| (name, failure(1, *seeded_bugs, 400, 60))).collect();
     std::panic::set_hook(hook);
     for (name, failure) in found {
         let failure = failure.unwrap_or_else(|| panic!("{name}: goes unnoticed"));

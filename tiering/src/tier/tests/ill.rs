@@ -16,14 +16,14 @@ async fn closed(ill: &IllStore) -> Model {
 
 #[test]
 fn empty_listing_makes_no_metadata_beside_that_which_is_there() {
-    for (is_planted, count) in [(false, 1), (false, 2), (true, 1)] {
+    for (is_seeded, count) in [(false, 1), (false, 2), (true, 1)] {
         runtime().block_on(async {
             let ill = IllStore::default();
             let model = closed(&ill).await;
             ill.add(Rule { count, ..Rule::once(Op::List, "metadata", Answer::EmptyList) });
             ill.add(Rule { count, ..Rule::once(Op::List, "metadata/manifest", Answer::EmptyList) });
             let mut options = options(Arc::new(ill.clone()), 2);
-            options.planted.listing_believed = is_planted;
+            options.seeded_bugs.listing_believed = is_seeded;
             let opened = Tier::open(options).await;
             let is_right = match opened {
                 Ok(tier) => {
@@ -36,7 +36,7 @@ fn empty_listing_makes_no_metadata_beside_that_which_is_there() {
                 }
                 Err(_) => false,
             };
-            assert_eq!(is_right, !is_planted, "planted {is_planted}, {count} listings");
+            assert_eq!(is_right, !is_seeded, "seeded {is_seeded}, {count} listings");
         });
     }
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::map::SnapshotChange;
-use crate::planted::Planted;
 use crate::repair::Finding;
+use crate::seeded_bugs::SeededBugs;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 
@@ -56,11 +56,11 @@ async fn check_gone(tier: &Tier, model: &Model) {
     assert!(gone_count > 50, "{gone_count}");
 }
 
-pub(super) async fn destroyed(seed: u64, planted: Planted) {
+pub(super) async fn destroyed(seed: u64, seeded_bugs: SeededBugs) {
     let store = Arc::new(FaultStore::default());
     let mut world = World::new(seed);
     let mut opened = options(store.clone(), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened.clone()).await.unwrap();
     for turn in 0..12 {
         let made = world.window(40);
@@ -73,7 +73,7 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
         }
     }
     check_all(&tier, &world.model).await;
-    let [plain_count, keyed_count] = match planted.mixed_keys {
+    let [plain_count, keyed_count] = match seeded_bugs.mixed_keys {
         true => [1, 1],
         false => check_segments(&tier).await,
     };
@@ -89,7 +89,7 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
     tier.close().await.unwrap();
     // A process during whose run the key is destroyed.
     let mut opened = options(store.clone(), 3);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     check_all(&tier, &world.model).await;
     tier.forget_key(KEY);
@@ -145,15 +145,15 @@ pub(super) async fn destroyed(seed: u64, planted: Planted) {
 fn what_is_under_a_key_is_gone_with_it_and_nothing_else_is() {
     for seed in seeds(3) {
         println!("SEED={seed}");
-        runtime().block_on(destroyed(seed, Planted::default()));
+        runtime().block_on(destroyed(seed, SeededBugs::default()));
     }
 }
 
 #[test]
 fn a_segment_under_the_wrong_key_is_found() {
-    let planted = Planted { mixed_keys: true, ..Planted::default() };
+    let seeded_bugs = SeededBugs { mixed_keys: true, ..SeededBugs::default() };
     let found = (1..=3).any(|seed| {
-        let run = AssertUnwindSafe(destroyed(seed, planted)).catch_unwind();
+        let run = AssertUnwindSafe(destroyed(seed, seeded_bugs)).catch_unwind();
         runtime().block_on(run).is_err()
     });
     assert!(found, "nobody noticed segments of two keys");
@@ -195,10 +195,10 @@ fn what_is_live_under_a_missing_key_stays_until_the_key_is_back() {
 
 /// A volume is removed with its snapshots and its key. Reclaim runs before the pages that the
 /// snapshots showed are dropped.
-async fn dropped_with_key(planted: Planted) {
+async fn dropped_with_key(seeded_bugs: SeededBugs) {
     let mut world = World::new(6);
     let mut opened = options(Arc::new(FaultStore::default()), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     let volume = VolumeId(2);
     for _ in 0..12 {
@@ -241,9 +241,9 @@ async fn dropped_with_key(planted: Planted) {
 
 #[test]
 fn what_is_on_its_way_out_under_a_destroyed_key_is_not_called_damaged() {
-    runtime().block_on(dropped_with_key(Planted::default()));
-    with_dedup(|| runtime().block_on(dropped_with_key(Planted::default())));
-    let planted = Planted { keyless_damaged: true, ..Planted::default() };
-    let run = AssertUnwindSafe(dropped_with_key(planted)).catch_unwind();
-    assert!(runtime().block_on(run).is_err(), "{planted:?} goes unnoticed");
+    runtime().block_on(dropped_with_key(SeededBugs::default()));
+    with_dedup(|| runtime().block_on(dropped_with_key(SeededBugs::default())));
+    let seeded_bugs = SeededBugs { keyless_damaged: true, ..SeededBugs::default() };
+    let run = AssertUnwindSafe(dropped_with_key(seeded_bugs)).catch_unwind();
+    assert!(runtime().block_on(run).is_err(), "{seeded_bugs:?} goes unnoticed");
 }

@@ -5,8 +5,8 @@ use super::copies::{Copying, begin_restore, copied, copier_of};
 use super::scrub::{bytes_of, copy_to, number_of, scrub, segment_paths, source};
 use super::*;
 use crate::copier::{HydrateOptions, HydrateProgress, Lacking};
-use crate::planted::Planted;
 use crate::repair::Finding;
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::{FOLDER, SegmentInfo};
 use crate::testing::Fault;
 use block::ConditionKind;
@@ -19,10 +19,10 @@ const VERDICT_MAX: Duration = Duration::from_secs(20);
 
 /// Makes a pool with one segment of one block for each of the volumes 1 to `count`, and returns the
 /// segments' paths.
-async fn pool(count: u32, planted: Planted) -> (Arc<FaultStore>, Tier, Vec<Path>) {
+async fn pool(count: u32, seeded_bugs: SeededBugs) -> (Arc<FaultStore>, Tier, Vec<Path>) {
     let store = Arc::new(FaultStore::default());
     let mut opened = options(store.clone(), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     for volume in 1..=count {
         let window = plain_window(volume.into(), vec![(volume, block_extent(1, volume as u8))]);
@@ -50,7 +50,7 @@ fn is_raised(tier: &Tier, kind: ConditionKind, path: &Path) -> bool {
 #[test]
 fn an_unreadable_object_is_named_and_everything_else_goes_on() {
     runtime().block_on(async {
-        let (store, tier, paths) = pool(5, Planted::default()).await;
+        let (store, tier, paths) = pool(5, SeededBugs::default()).await;
         let bad = paths[0].clone();
         store.inject(Op::Get, bad.as_ref(), u64::MAX, Fault::Unsent);
         // Destage: the error names the volume that builds on it, and other volumes are destaged.
@@ -108,8 +108,8 @@ fn an_unreadable_object_is_named_and_everything_else_goes_on() {
 }
 
 /// The store is away for a while. Returns whether a reader gets its bytes in the end.
-async fn read_in_an_outage(planted: Planted) -> bool {
-    let (store, tier, _) = pool(3, planted).await;
+async fn read_in_an_outage(seeded_bugs: SeededBugs) -> bool {
+    let (store, tier, _) = pool(3, seeded_bugs).await;
     store.set_away(true);
     let back = async {
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -123,15 +123,15 @@ async fn read_in_an_outage(planted: Planted) -> bool {
 
 #[test]
 fn an_outage_is_not_taken_for_one_unreadable_object() {
-    assert!(runtime().block_on(read_in_an_outage(Planted::default())));
-    let planted = Planted { judged_alone: true, ..Planted::default() };
-    assert!(!runtime().block_on(read_in_an_outage(planted)), "{planted:?} goes unnoticed");
+    assert!(runtime().block_on(read_in_an_outage(SeededBugs::default())));
+    let seeded_bugs = SeededBugs { judged_alone: true, ..SeededBugs::default() };
+    assert!(!runtime().block_on(read_in_an_outage(seeded_bugs)), "{seeded_bugs:?} goes unnoticed");
 }
 
 /// All segments are answered with this 404 for a while. Returns whether a reader gets its bytes in
 /// the end.
-async fn read_beside_a_passing_404(fault: Fault, folder: &str, planted: Planted) -> bool {
-    let (store, tier, _) = pool(3, planted).await;
+async fn read_beside_a_passing_404(fault: Fault, folder: &str, seeded_bugs: SeededBugs) -> bool {
+    let (store, tier, _) = pool(3, seeded_bugs).await;
     store.inject(Op::Get, folder, u64::MAX, fault);
     let back = async {
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -144,20 +144,20 @@ async fn read_beside_a_passing_404(fault: Fault, folder: &str, planted: Planted)
 
 #[test]
 fn a_404_of_the_bucket_or_of_everything_is_an_outage() {
-    let run = |fault, folder, planted| {
-        runtime().block_on(read_beside_a_passing_404(fault, folder, planted))
+    let run = |fault, folder, seeded_bugs| {
+        runtime().block_on(read_beside_a_passing_404(fault, folder, seeded_bugs))
     };
-    assert!(run(Fault::NoBucket, FOLDER, Planted::default()));
-    assert!(run(Fault::NoBucket, "", Planted::default()));
-    assert!(run(Fault::NotFound, "", Planted::default()));
-    let planted = Planted { missing_unconfirmed: true, ..Planted::default() };
-    assert!(!run(Fault::NotFound, "", planted), "{planted:?} goes unnoticed");
+    assert!(run(Fault::NoBucket, FOLDER, SeededBugs::default()));
+    assert!(run(Fault::NoBucket, "", SeededBugs::default()));
+    assert!(run(Fault::NotFound, "", SeededBugs::default()));
+    let seeded_bugs = SeededBugs { missing_unconfirmed: true, ..SeededBugs::default() };
+    assert!(!run(Fault::NotFound, "", seeded_bugs), "{seeded_bugs:?} goes unnoticed");
 }
 
 #[test]
 fn a_missing_object_is_lost_once_that_is_confirmed() {
     runtime().block_on(async {
-        let (store, tier, paths) = pool(2, Planted::default()).await;
+        let (store, tier, paths) = pool(2, SeededBugs::default()).await;
         // A single answer is no confirmation.
         store.inject(Op::Get, paths[0].as_ref(), 2, Fault::NotFound);
         assert_eq!(read(&tier, 1).await.unwrap(), 1);
@@ -198,7 +198,7 @@ fn a_missing_object_is_lost_once_that_is_confirmed() {
 #[test]
 fn an_unreadable_object_is_put_back_from_a_copy() {
     runtime().block_on(async {
-        let (store, tier, paths) = pool(3, Planted::default()).await;
+        let (store, tier, paths) = pool(3, SeededBugs::default()).await;
         let copy = Arc::new(FaultStore::default());
         copy_to(&tier, &copy).await;
         tier.set_mend_sources(vec![source("copy", &copy)]);
@@ -214,8 +214,8 @@ fn an_unreadable_object_is_put_back_from_a_copy() {
 
 /// Four readers of damaged segments; the first copy sends nothing and the second one has all of
 /// them. Returns the time that they took.
-async fn read_beside_a_hung_copy(planted: Planted) -> Duration {
-    let (store, tier, paths) = pool(4, planted).await;
+async fn read_beside_a_hung_copy(seeded_bugs: SeededBugs) -> Duration {
+    let (store, tier, paths) = pool(4, seeded_bugs).await;
     let (hung, well) = (Arc::new(FaultStore::default()), Arc::new(FaultStore::default()));
     copy_to(&tier, &hung).await;
     copy_to(&tier, &well).await;
@@ -224,7 +224,7 @@ async fn read_beside_a_hung_copy(planted: Planted) -> Duration {
         store.damage(path, |bytes| bytes[100] ^= 1).await;
     }
     let mut opened = options(store.clone(), 2);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     hung.hold_gets(true);
     tier.set_mend_sources(vec![source("hung", &hung), source("well", &well)]);
@@ -245,11 +245,11 @@ async fn read_beside_a_hung_copy(planted: Planted) -> Duration {
 
 #[test]
 fn a_copy_that_hangs_does_not_keep_readers_from_another_one() {
-    let took = runtime().block_on(read_beside_a_hung_copy(Planted::default()));
+    let took = runtime().block_on(read_beside_a_hung_copy(SeededBugs::default()));
     assert!(took < Duration::from_secs(4), "{took:?}");
-    let planted = Planted { mend_in_turn: true, ..Planted::default() };
-    let took = runtime().block_on(read_beside_a_hung_copy(planted));
-    assert!(took > Duration::from_secs(4), "{planted:?} goes unnoticed: {took:?}");
+    let seeded_bugs = SeededBugs { mend_in_turn: true, ..SeededBugs::default() };
+    let took = runtime().block_on(read_beside_a_hung_copy(seeded_bugs));
+    assert!(took > Duration::from_secs(4), "{seeded_bugs:?} goes unnoticed: {took:?}");
 }
 
 #[test]

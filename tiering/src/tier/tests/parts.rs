@@ -7,7 +7,7 @@ use super::*;
 use crate::copier::{CopiedState, CopyProgress, HydrateOptions, HydrateProgress, Lacking};
 use crate::map::SnapshotChange;
 use crate::map::snapshot_store::state_view;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use futures::{FutureExt, StreamExt};
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -73,10 +73,10 @@ async fn drop_others(tier: &Tier, clones: &mut Clones, volumes: &BTreeSet<Volume
 }
 
 /// Runs a history. Returns the number of segments that the copies lacked.
-async fn history(seed: u64, planted: Planted) -> u64 {
+async fn history(seed: u64, seeded_bugs: SeededBugs) -> u64 {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut opened = options(store.clone(), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     let mut clones = Clones::new(seed);
     // Clones have numbers from 3 on. Choose one of the first volumes or none, and some of the
@@ -139,7 +139,7 @@ async fn history(seed: u64, planted: Planted) -> u64 {
     let open = async |store: Arc<dyn ObjectStore>, epoch| {
         let mut opened = options(store, epoch);
         opened.left_out = left_out(&state, &volumes, Some(first_new_volume));
-        opened.planted = planted;
+        opened.seeded_bugs = seeded_bugs;
         let tier = Tier::open(opened).await.unwrap();
         // Like the daemon: keys of volumes that were made since.
         for volume in clones.live.keys().filter(|volume| **volume > 2) {
@@ -213,7 +213,7 @@ fn a_copy_of_some_volumes_has_what_they_show() {
     let mut lacked_count = 0;
     for seed in seeds(4) {
         println!("SEED={seed}");
-        lacked_count += runtime().block_on(history(seed, Planted::default()));
+        lacked_count += runtime().block_on(history(seed, SeededBugs::default()));
     }
     assert!(lacked_count > 20, "{lacked_count} segments were left out");
 }
@@ -223,27 +223,27 @@ fn a_copy_of_some_volumes_has_what_they_share() {
     let mut lacked_count = 0;
     for seed in seeds(4) {
         println!("SEED={seed}");
-        lacked_count += with_dedup(|| runtime().block_on(history(seed, Planted::default())));
+        lacked_count += with_dedup(|| runtime().block_on(history(seed, SeededBugs::default())));
     }
     assert!(lacked_count > 20, "{lacked_count} segments were left out");
 }
 
 #[test]
-fn planted_bugs_are_noticed() {
-    let is_noticed = |seed, planted| {
-        let run = AssertUnwindSafe(history(seed, planted)).catch_unwind();
+fn seeded_bugs_are_noticed() {
+    let is_noticed = |seed, seeded_bugs| {
+        let run = AssertUnwindSafe(history(seed, seeded_bugs)).catch_unwind();
         runtime().block_on(run).is_err()
     };
-    let bases = Planted { part_without_bases: true, ..Planted::default() };
+    let bases = SeededBugs { part_without_bases: true, ..SeededBugs::default() };
     assert!((1..=10).any(|seed| is_noticed(seed, bases)), "bases are not missed");
-    let references = Planted { part_without_references: true, ..Planted::default() };
+    let references = SeededBugs { part_without_references: true, ..SeededBugs::default() };
     let found = with_dedup(|| (1..=10).any(|seed| is_noticed(seed, references)));
     assert!(found, "what is shared is not missed");
 }
 
 /// Reclaim of a restored pool begins before the volumes to drop are chosen. Returns the number of
 /// segments that it treats as damaged.
-async fn reclaimed_before_the_choice(planted: Planted) -> u64 {
+async fn reclaimed_before_the_choice(seeded_bugs: SeededBugs) -> u64 {
     let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
     // A segment of volume 2 that is worth rewriting, another one of it, and one of volume 1.
     let mut window = plain_window(1, Vec::new());
@@ -262,7 +262,7 @@ async fn reclaimed_before_the_choice(planted: Planted) -> u64 {
     let store = begin_restore(&target, &state, &own).await;
     let mut opened = options(store.clone(), 2);
     opened.left_out = left_out(&state, &volumes, None);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let restored = Tier::open(opened).await.unwrap();
     for _ in 0..20 {
         let _ = restored.reclaim_step(EAGER).await.unwrap();
@@ -288,8 +288,8 @@ async fn reclaimed_before_the_choice(planted: Planted) -> u64 {
 
 #[test]
 fn what_is_not_there_on_purpose_is_not_damaged_before_the_choice() {
-    let run = |planted| runtime().block_on(reclaimed_before_the_choice(planted));
-    assert_eq!(run(Planted::default()), 0);
-    let planted = Planted { lacking_unchosen: true, ..Planted::default() };
-    assert_eq!(run(planted), 1, "{planted:?} goes unnoticed");
+    let run = |seeded_bugs| runtime().block_on(reclaimed_before_the_choice(seeded_bugs));
+    assert_eq!(run(SeededBugs::default()), 0);
+    let seeded_bugs = SeededBugs { lacking_unchosen: true, ..SeededBugs::default() };
+    assert_eq!(run(seeded_bugs), 1, "{seeded_bugs:?} goes unnoticed");
 }

@@ -1,8 +1,8 @@
-//! Reclaimed space: under load, through crashes, and with planted bugs that these tests must
+//! Reclaimed space: under load, through crashes, and with seeded bugs that these tests must
 //! detect.
 
 use super::*;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::FOLDER;
 use futures::FutureExt;
 use object_store::local::LocalFileSystem;
@@ -74,11 +74,11 @@ fn overwritten_space_comes_back_and_nothing_else_changes() {
 }
 
 /// Runs windows, reads and reclaim concurrently. Panics on any error.
-pub(super) async fn churn(seed: u64, planted: Planted) {
+pub(super) async fn churn(seed: u64, seeded_bugs: SeededBugs) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let mut world = World::new(seed);
     let mut opened = options(store.clone(), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     let reclaiming = {
         let tier = tier.clone();
@@ -120,29 +120,29 @@ pub(super) async fn churn(seed: u64, planted: Planted) {
 fn writes_reads_and_reclaim_go_on_together() {
     for seed in seeds(4) {
         println!("SEED={seed}");
-        runtime().block_on(churn(seed, Planted::default()));
+        runtime().block_on(churn(seed, SeededBugs::default()));
     }
 }
 
 #[test]
-fn planted_bugs_are_noticed() {
-    let of = |bug: fn(&mut Planted)| {
-        let mut planted = Planted::default();
-        bug(&mut planted);
-        planted
+fn seeded_bugs_are_noticed() {
+    let of = |bug: fn(&mut SeededBugs)| {
+        let mut seeded_bugs = SeededBugs::default();
+        bug(&mut seeded_bugs);
+        seeded_bugs
     };
     let all = [
-        of(|planted| planted.repoint_blindly = true),
-        of(|planted| planted.forget_unchecked = true),
-        of(|planted| planted.delete_first = true),
-        of(|planted| planted.count_out_twice = true),
+        of(|bugs| bugs.repoint_blindly = true),
+        of(|bugs| bugs.forget_unchecked = true),
+        of(|bugs| bugs.delete_first = true),
+        of(|bugs| bugs.count_out_twice = true),
     ];
-    for planted in all {
+    for seeded_bugs in all {
         let is_noticed = (1..=10).any(|seed| {
-            let churned = AssertUnwindSafe(churn(seed, planted)).catch_unwind();
+            let churned = AssertUnwindSafe(churn(seed, seeded_bugs)).catch_unwind();
             runtime().block_on(churned).is_err()
         });
-        assert!(is_noticed, "{planted:?} goes unnoticed");
+        assert!(is_noticed, "{seeded_bugs:?} goes unnoticed");
     }
 }
 
@@ -323,7 +323,7 @@ fn a_check_beside_the_owner_tells_reclaimed_segments_from_missing_ones() {
 
 /// A commit that forgets a segment is visible and not yet durable. Returns whether a sweep deletes
 /// the segment.
-async fn sweep_beside_a_commit(planted: Planted) -> bool {
+async fn sweep_beside_a_commit(seeded_bugs: SeededBugs) -> bool {
     let store = Arc::new(FaultStore::default());
     let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
     for lsn in 1..=2 {
@@ -333,7 +333,7 @@ async fn sweep_beside_a_commit(planted: Planted) -> bool {
     let dead = tier.parts.metadata.map.find_segment(1).await.unwrap().unwrap();
     tier.close().await.unwrap();
     let mut opened = options(store.clone(), 2);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     store.inject(Op::Put, database::FOLDER, u64::MAX, crate::testing::Fault::Broken);
     let reclaiming = tokio::spawn({
@@ -355,15 +355,15 @@ async fn sweep_beside_a_commit(planted: Planted) -> bool {
 
 #[test]
 fn what_a_commit_forgets_is_not_deleted_before_it_is_durable() {
-    let run = |planted| {
+    let run = |seeded_bugs| {
         let runtime = runtime();
-        let is_deleted = runtime.block_on(sweep_beside_a_commit(planted));
+        let is_deleted = runtime.block_on(sweep_beside_a_commit(seeded_bugs));
         drop(runtime);
         is_deleted
     };
-    assert!(!run(Planted::default()));
-    let planted = Planted { sweep_unlocked: true, ..Planted::default() };
-    assert!(run(planted), "{planted:?} goes unnoticed");
+    assert!(!run(SeededBugs::default()));
+    let seeded_bugs = SeededBugs { sweep_unlocked: true, ..SeededBugs::default() };
+    assert!(run(seeded_bugs), "{seeded_bugs:?} goes unnoticed");
 }
 
 #[test]

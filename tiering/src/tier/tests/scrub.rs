@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::copier::{CopierOptions, CopyProgress};
-use crate::planted::Planted;
 use crate::repair::{Finding, MendSource};
+use crate::seeded_bugs::SeededBugs;
 use crate::segment::FOLDER;
 use crate::testing::Fault;
 use futures::FutureExt;
@@ -73,11 +73,11 @@ pub(super) fn number_of(path: &Path) -> u64 {
 }
 
 /// Segments are damaged in the pool's store and in one copy; the other copy has them intact.
-async fn damaged_everywhere_but_once(seed: u64, planted: Planted) {
+async fn damaged_everywhere_but_once(seed: u64, seeded_bugs: SeededBugs) {
     let store = Arc::new(FaultStore::default());
     let mut world = World::new(seed);
     let mut opened = options(store.clone(), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened.clone()).await.unwrap();
     for _ in 0..6 {
         let made = world.window(60);
@@ -142,7 +142,7 @@ async fn damaged_everywhere_but_once(seed: u64, planted: Planted) {
 fn what_is_damaged_is_put_back_from_a_copy() {
     for seed in seeds(6) {
         println!("SEED={seed}");
-        runtime().block_on(damaged_everywhere_but_once(seed, Planted::default()));
+        runtime().block_on(damaged_everywhere_but_once(seed, SeededBugs::default()));
     }
 }
 
@@ -236,10 +236,10 @@ fn a_reader_sees_that_somebody_else_has_put_back_what_it_lacks() {
 }
 
 /// A segment is reclaimed while a copy sends it.
-async fn reclaimed_while_it_is_put_back(planted: Planted) {
+async fn reclaimed_while_it_is_put_back(seeded_bugs: SeededBugs) {
     let store = Arc::new(FaultStore::default());
     let mut opened = options(store.clone(), 1);
-    opened.planted = planted;
+    opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     for lsn in 1..=3 {
         let window = plain_window(lsn, vec![(1, block_extent(lsn, 7))]);
@@ -279,7 +279,7 @@ async fn reclaimed_while_it_is_put_back(planted: Planted) {
 
 #[test]
 fn what_is_reclaimed_while_it_is_put_back_is_gone() {
-    runtime().block_on(reclaimed_while_it_is_put_back(Planted::default()));
+    runtime().block_on(reclaimed_while_it_is_put_back(SeededBugs::default()));
 }
 
 /// Writes, reclaim, copies and damage, while both stores fail at random. In the end all data is as
@@ -361,14 +361,14 @@ fn mending_goes_on_beside_writes_reclaim_and_failing_copies() {
 }
 
 #[test]
-fn planted_bugs_of_mending_are_noticed() {
-    let unverified = Planted { mend_unverified: true, ..Planted::default() };
+fn seeded_bugs_of_mending_are_noticed() {
+    let unverified = SeededBugs { mend_unverified: true, ..SeededBugs::default() };
     let is_noticed = (1..=4).any(|seed| {
         let run = AssertUnwindSafe(damaged_everywhere_but_once(seed, unverified));
         runtime().block_on(run.catch_unwind()).is_err()
     });
     assert!(is_noticed, "mend-unverified was not noticed");
-    let unheld = Planted { mend_unheld: true, ..Planted::default() };
+    let unheld = SeededBugs { mend_unheld: true, ..SeededBugs::default() };
     let run = AssertUnwindSafe(reclaimed_while_it_is_put_back(unheld));
     assert!(runtime().block_on(run.catch_unwind()).is_err(), "mend-unheld was not noticed");
 }

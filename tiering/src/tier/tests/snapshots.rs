@@ -1,10 +1,10 @@
 //! Snapshots compared with a model of each: under writes, trims, reclaim, pruning, folding and
-//! restarts, and with planted bugs that these tests must detect.
+//! restarts, and with seeded bugs that these tests must detect.
 
 use super::crash::life_until_crash;
 use super::*;
 use crate::map::SnapshotChange;
-use crate::planted::Planted;
+use crate::seeded_bugs::SeededBugs;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 
@@ -191,11 +191,11 @@ async fn check_held(tier: &Tier) {
     assert!(total > 0 || list.iter().count() < 4, "no snapshot holds anything");
 }
 
-pub(super) async fn random_history(seed: u64, planted: Planted) {
+pub(super) async fn random_history(seed: u64, seeded_bugs: SeededBugs) {
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let open = async |epoch| {
         let mut opened = options(store.clone(), epoch);
-        opened.planted = planted;
+        opened.seeded_bugs = seeded_bugs;
         let tier = Tier::open(opened).await.unwrap();
         tier.load_fingerprints().await.unwrap();
         tier
@@ -258,29 +258,29 @@ pub(super) async fn random_history(seed: u64, planted: Planted) {
 fn every_snapshot_shows_what_was_there_whatever_comes_after() {
     for seed in seeds(6) {
         println!("SEED={seed}");
-        runtime().block_on(random_history(seed, Planted::default()));
+        runtime().block_on(random_history(seed, SeededBugs::default()));
     }
 }
 
 #[test]
-fn planted_bugs_are_noticed() {
-    let of = |bug: fn(&mut Planted)| {
-        let mut planted = Planted::default();
-        bug(&mut planted);
-        planted
+fn seeded_bugs_are_noticed() {
+    let of = |bug: fn(&mut SeededBugs)| {
+        let mut seeded_bugs = SeededBugs::default();
+        bug(&mut seeded_bugs);
+        seeded_bugs
     };
     let all = [
-        of(|planted| planted.reclaim_without_snapshots = true),
-        of(|planted| planted.copies_forgotten = true),
-        of(|planted| planted.pruned_too_much = true),
-        of(|planted| planted.kept_uncounted = true),
+        of(|bugs| bugs.reclaim_without_snapshots = true),
+        of(|bugs| bugs.copies_forgotten = true),
+        of(|bugs| bugs.pruned_too_much = true),
+        of(|bugs| bugs.kept_uncounted = true),
     ];
-    for planted in all {
+    for seeded_bugs in all {
         let is_noticed = (1..=10).any(|seed| {
-            let run = AssertUnwindSafe(random_history(seed, planted)).catch_unwind();
+            let run = AssertUnwindSafe(random_history(seed, seeded_bugs)).catch_unwind();
             runtime().block_on(run).is_err()
         });
-        assert!(is_noticed, "{planted:?} goes unnoticed");
+        assert!(is_noticed, "{seeded_bugs:?} goes unnoticed");
     }
 }
 

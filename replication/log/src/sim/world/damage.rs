@@ -95,7 +95,7 @@ impl World {
         let files = reader.files().expect("simulated");
         let ring = recovery::read_ring(&reads, &files, pool).map_err(failed)?;
         let file_bytes = ring.file_bytes;
-        let mut walk = Walk::new(&reads, pool, ring.clone(), self.destaged, self.plan.planted);
+        let mut walk = Walk::new(&reads, pool, ring.clone(), self.destaged, self.plan.seeded_bugs);
         let starts = walk.starts(self.destaged.next()).map_err(failed)?.unwrap_or_default();
         let (mut needed, mut maybe) = (Vec::new(), Vec::new());
         for start in starts {
@@ -129,9 +129,9 @@ impl World {
 
     /// Runs a program that writes batches of version 1, then with the present one.
     pub(crate) fn run_after_old_batches(&mut self) -> Result<(), String> {
-        self.plan.planted.old_batches = true;
+        self.plan.seeded_bugs.old_batches = true;
         self.run()?;
-        self.plan.planted.old_batches = false;
+        self.plan.seeded_bugs.old_batches = false;
         self.run()
     }
 

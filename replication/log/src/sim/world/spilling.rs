@@ -25,7 +25,7 @@ impl World {
             if layers.len() > 2
                 && let Some(index) = spill::cheapest_pair(&layers, |older, newer| {
                     let overlay = &process.shared.overlay;
-                    self.plan.planted.sides_joined
+                    self.plan.seeded_bugs.sides_joined
                         || !overlay.is_snapshot_between(volume, older.last_lsn, newer.first_lsn)
                 })
             {

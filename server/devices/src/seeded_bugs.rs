@@ -1,12 +1,12 @@
-//! Bugs planted in this crate on purpose, so that tests can show that they notice them.
+//! Bugs seeded in this crate on purpose, so that tests can show that they notice them.
 //!
 //! Invariants:
-//! - Without the feature `planted` every switch is off, and the binary contains none of their
+//! - Without the feature `seeded-bugs` every switch is off, and the binary contains none of their
 //!   names.
 
 /// The bugs that are switched on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Planted {
+pub(crate) struct SeededBugs {
     /// A device is detached while data written to it before it was closed is still on its way.
     pub(crate) detached_at_once: bool,
     /// The daemon exits after the kernel has given a device its number and before the number is
@@ -18,15 +18,15 @@ pub(crate) struct Planted {
     pub(crate) opens_own_device: bool,
 }
 
-/// The bugs that the environment variable SPINDLE_PLANTED named, separated by commas, at the first
+/// The bugs that the environment variable SPINDLE_SEEDED_BUGS named, separated by commas, at the first
 /// call.
-#[cfg(feature = "planted")]
-pub(crate) fn planted() -> Planted {
-    static PLANTED: std::sync::OnceLock<Planted> = std::sync::OnceLock::new();
-    *PLANTED.get_or_init(|| {
-        let names = std::env::var("SPINDLE_PLANTED").unwrap_or_default();
+#[cfg(feature = "seeded-bugs")]
+pub(crate) fn seeded_bugs() -> SeededBugs {
+    static SEEDED_BUGS: std::sync::OnceLock<SeededBugs> = std::sync::OnceLock::new();
+    *SEEDED_BUGS.get_or_init(|| {
+        let names = std::env::var("SPINDLE_SEEDED_BUGS").unwrap_or_default();
         let has = |name: &str| names.split(',').any(|one| one == name);
-        Planted {
+        SeededBugs {
             detached_at_once: has("detached-at-once"),
             ends_in_attach: has("ends-in-attach"),
             cache_noted_late: has("cache-noted-late"),
@@ -36,9 +36,9 @@ pub(crate) fn planted() -> Planted {
 }
 
 /// No bugs.
-#[cfg(not(feature = "planted"))]
-pub(crate) const fn planted() -> Planted {
-    Planted {
+#[cfg(not(feature = "seeded-bugs"))]
+pub(crate) const fn seeded_bugs() -> SeededBugs {
+    SeededBugs {
         detached_at_once: false,
         ends_in_attach: false,
         cache_noted_late: false,

@@ -1,13 +1,13 @@
-//! Planted bugs, with which tests show that they would notice such bugs.
+//! Seeded bugs, with which tests show that they would notice such bugs.
 //!
 //! Invariants:
-//! - Without the feature `planted` (or a test build) every switch is off and cannot be turned on.
+//! - Without the feature `seeded-bugs` (or a test build) every switch is off and cannot be turned on.
 
 use crate::format::batch;
 
 /// The bugs that are switched on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Planted {
+pub(crate) struct SeededBugs {
     /// A batch counts as written as soon as it is submitted.
     pub(crate) ack_before_write: bool,
     /// A flush is answered without a sync.
@@ -44,18 +44,18 @@ pub(crate) struct Planted {
     pub(crate) kept_when_dropped: bool,
 }
 
-impl Planted {
+impl SeededBugs {
     /// Returns the format version of the batches that are written.
     pub(crate) fn batch_version(self) -> u16 {
         if self.old_batches { batch::VERSION_WITHOUT_TAG } else { batch::VERSION }
     }
 
-    /// Reads the comma-separated names in the environment variable SPINDLE_PLANTED.
-    #[cfg(any(test, feature = "planted"))]
+    /// Reads the comma-separated names in the environment variable SPINDLE_SEEDED_BUGS.
+    #[cfg(any(test, feature = "seeded-bugs"))]
     pub(crate) fn from_environment() -> Self {
-        let names = std::env::var("SPINDLE_PLANTED").unwrap_or_default();
+        let names = std::env::var("SPINDLE_SEEDED_BUGS").unwrap_or_default();
         let has = |name: &str| names.split(',').any(|one| one == name);
-        Planted {
+        SeededBugs {
             ack_before_write: has("ack-before-write"),
             flush_ignored: has("flush-ignored"),
             torn_accepted: has("torn-accepted"),
@@ -77,8 +77,8 @@ impl Planted {
     }
 
     /// Returns no bugs.
-    #[cfg(not(any(test, feature = "planted")))]
+    #[cfg(not(any(test, feature = "seeded-bugs")))]
     pub(crate) fn from_environment() -> Self {
-        Planted::default()
+        SeededBugs::default()
     }
 }

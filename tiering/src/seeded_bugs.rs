@@ -1,11 +1,11 @@
-//! Bugs planted on purpose, so that tests can prove that they would detect them.
+//! Bugs seeded on purpose, so that tests can prove that they would detect them.
 //!
 //! Invariants:
-//! - Without the feature `planted` (or a test build) every switch is off and cannot be turned on.
+//! - Without the feature `seeded-bugs` (or a test build) every switch is off and cannot be turned on.
 
-/// The set of planted bugs.
+/// The set of seeded bugs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Planted {
+pub(crate) struct SeededBugs {
     /// Reclaim re-points a block although it was written meanwhile.
     pub(crate) repoint_blindly: bool,
     /// Reclaim forgets a segment without examining the pages that reference it.
@@ -90,13 +90,13 @@ pub(crate) struct Planted {
     pub(crate) unpinned: bool,
 }
 
-impl Planted {
-    /// Returns the bugs that the environment variable SPINDLE_PLANTED lists, separated by commas.
-    #[cfg(any(test, feature = "planted"))]
+impl SeededBugs {
+    /// Returns the bugs that the environment variable SPINDLE_SEEDED_BUGS lists, separated by commas.
+    #[cfg(any(test, feature = "seeded-bugs"))]
     pub(crate) fn from_environment() -> Self {
-        let names = std::env::var("SPINDLE_PLANTED").unwrap_or_default();
+        let names = std::env::var("SPINDLE_SEEDED_BUGS").unwrap_or_default();
         let has = |name: &str| names.split(',').any(|one| one == name);
-        Planted {
+        SeededBugs {
             repoint_blindly: has("repoint-blindly"),
             forget_unchecked: has("forget-unchecked"),
             delete_first: has("delete-first"),
@@ -139,8 +139,8 @@ impl Planted {
     }
 
     /// Returns no bugs.
-    #[cfg(not(any(test, feature = "planted")))]
+    #[cfg(not(any(test, feature = "seeded-bugs")))]
     pub(crate) fn from_environment() -> Self {
-        Planted::default()
+        SeededBugs::default()
     }
 }

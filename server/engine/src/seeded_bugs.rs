@@ -1,13 +1,13 @@
-//! Bugs planted in the engine on purpose, so that the crash tester can show that it notices them.
+//! Bugs seeded in the engine on purpose, so that the crash tester can show that it notices them.
 //! Other packages have their own.
 //!
 //! Invariants:
-//! - Without the feature `planted` every switch is off, and the binary contains none of their
+//! - Without the feature `seeded-bugs` every switch is off, and the binary contains none of their
 //!   names.
 
 /// The bugs that are switched on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Planted {
+pub(crate) struct SeededBugs {
     /// A write is answered when it is queued, before it is submitted to the log's files.
     pub(crate) ack_before_submit: bool,
     /// A trim or write-zeroes is answered but not logged.
@@ -25,15 +25,15 @@ pub(crate) struct Planted {
     pub(crate) leftovers_kept: bool,
 }
 
-/// The bugs that the environment variable SPINDLE_PLANTED named, separated by commas, at the first
+/// The bugs that the environment variable SPINDLE_SEEDED_BUGS named, separated by commas, at the first
 /// call.
-#[cfg(feature = "planted")]
-pub(crate) fn planted() -> Planted {
-    static PLANTED: std::sync::OnceLock<Planted> = std::sync::OnceLock::new();
-    *PLANTED.get_or_init(|| {
-        let names: &'static str = std::env::var("SPINDLE_PLANTED").unwrap_or_default().leak();
+#[cfg(feature = "seeded-bugs")]
+pub(crate) fn seeded_bugs() -> SeededBugs {
+    static SEEDED_BUGS: std::sync::OnceLock<SeededBugs> = std::sync::OnceLock::new();
+    *SEEDED_BUGS.get_or_init(|| {
+        let names: &'static str = std::env::var("SPINDLE_SEEDED_BUGS").unwrap_or_default().leak();
         let has = |name: &str| names.split(',').any(|one| one == name);
-        Planted {
+        SeededBugs {
             ack_before_submit: has("ack-before-submit"),
             trim_lost: has("trim-lost"),
             overlay_dropped_early: has("overlay-dropped-early"),
@@ -46,9 +46,9 @@ pub(crate) fn planted() -> Planted {
 }
 
 /// No bugs.
-#[cfg(not(feature = "planted"))]
-pub(crate) const fn planted() -> Planted {
-    Planted {
+#[cfg(not(feature = "seeded-bugs"))]
+pub(crate) const fn seeded_bugs() -> SeededBugs {
+    SeededBugs {
         ack_before_submit: false,
         trim_lost: false,
         overlay_dropped_early: false,
