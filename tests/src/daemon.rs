@@ -11,6 +11,7 @@ use crate::place::{Place, binary};
 use crate::process::Process;
 use crate::torture::target::{Ask, Kill, Target};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -462,10 +463,23 @@ pub fn fail_points_of_the_source() -> Vec<String> {
     names
 }
 
-/// Returns the seeded bugs that the source can be told to have.
+/// Returns the names of the seeded bugs that the packages list, without those that take a text.
 #[must_use]
-pub fn seeded_bugs_of_the_source() -> std::collections::BTreeSet<String> {
-    quoted_after("has(\"").into_iter().collect()
+pub fn seeded_bugs_of_the_source() -> BTreeSet<String> {
+    sources().iter().flat_map(|text| seeded_bugs_in(text)).collect()
+}
+
+/// Returns the names in the lists that `block::seeded_bugs!` gets in a source text: those of the
+/// lines `FIELD: "NAME",`.
+fn seeded_bugs_in(text: &str) -> Vec<String> {
+    let lists = text.split("\nblock::seeded_bugs! {\n").skip(1);
+    let lines = lists.flat_map(|list| list.lines().take_while(|line| *line != "}"));
+    let entries = lines.map(str::trim).filter(|line| !line.starts_with("//"));
+    let name_of = |line: &str| {
+        let (_, name) = line.split_once(": ").expect("a field and its name");
+        Some(name.strip_prefix('"')?.strip_suffix("\",")?.to_owned())
+    };
+    entries.filter_map(name_of).collect()
 }
 
 /// Returns the folders of the workspace's packages, as the manifest in `root` lists them.
@@ -477,9 +491,21 @@ fn members_of(root: &Path) -> Vec<String> {
 
 /// Returns the texts between `before` and the next quotation mark, in all packages.
 fn quoted_after(before: &str) -> Vec<String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace");
     let mut names = Vec::new();
-    // The tests themselves quote the same texts.
+    for text in sources() {
+        let rests = text.match_indices(before).map(|(at, found)| &text[at + found.len()..]);
+        let quoted = rests.filter_map(|rest| rest.split_once('"'));
+        names.extend(quoted.map(|(name, _)| name.to_owned()));
+    }
+    names.sort();
+    names.dedup();
+    names
+}
+
+/// Returns the text of each source file of all packages but the tests, which quote the same texts.
+fn sources() -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("in the workspace");
+    let mut texts = Vec::new();
     let mut todo: Vec<PathBuf> = members_of(root)
         .into_iter()
         .filter(|dir| dir != "tests")
@@ -490,15 +516,10 @@ fn quoted_after(before: &str) -> Vec<String> {
             let entries = std::fs::read_dir(&path).expect("a readable directory");
             todo.extend(entries.map(|entry| entry.expect("a readable entry").path()));
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = std::fs::read_to_string(&path).expect("a readable file");
-            let rests = text.match_indices(before).map(|(at, found)| &text[at + found.len()..]);
-            let quoted = rests.filter_map(|rest| rest.split_once('"'));
-            names.extend(quoted.map(|(name, _)| name.to_owned()));
+            texts.push(std::fs::read_to_string(&path).expect("a readable file"));
         }
     }
-    names.sort();
-    names.dedup();
-    names
+    texts
 }
 
 #[cfg(test)]
@@ -514,5 +535,25 @@ mod tests {
         assert!(is_loud("thread 'main' panicked at src/main.rs:1:1:"));
         assert!(!is_loud("2026-01-01T00:00:00Z  INFO server::pool: a WARN inside"));
         assert!(!is_loud("2026-01-01T00:00:00Z  WARN tiering: the store is away"));
+    }
+
+    #[test]
+    fn listed_seeded_bugs_are_found() {
+        let text = r#"
+block::seeded_bugs! {
+    /// A "comment": text.
+    one: "one-bug",
+    job: "job" = text,
+    two: "two-bugs",
+}
+const WORD: &str = "no-bug";
+"#;
+        assert_eq!(seeded_bugs_in(text), ["one-bug", "two-bugs"]);
+    }
+
+    #[test]
+    fn every_package_with_seeded_bugs_lists_them() {
+        let list_count = sources().iter().filter(|text| !seeded_bugs_in(text).is_empty()).count();
+        assert_eq!(list_count, 5, "packages: wal, tiering, ublk, engine, devices");
     }
 }

@@ -27,7 +27,7 @@ mod tests;
 pub use file::AlignedBuffer;
 pub use index::key_of;
 
-use crate::seeded_bugs::SeededBugs;
+use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use crate::segment::{FrameAt, FrameRef, SegmentError, SegmentId, SegmentInfo};
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
@@ -223,7 +223,7 @@ impl FrameCache {
     /// File system errors, or `InvalidInput` if the budget is below 4 MiB. The caller continues
     /// without the cache.
     pub fn open(options: &CacheOptions, pool: [u8; 16]) -> io::Result<Self> {
-        Self::open_seeded(options, pool, SeededBugs::from_environment())
+        Self::open_seeded(options, pool, seeded_bugs())
     }
 
     fn open_seeded(

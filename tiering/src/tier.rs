@@ -34,7 +34,7 @@ use crate::pool::{Exclusions, LeftOut, Metadata, OwnerCheck, Pool, Segments};
 use crate::read::{ChangedExtent, Reader};
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
 use crate::repair::Repair;
-use crate::seeded_bugs::SeededBugs;
+use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use block::seal::{Algorithm, PoolKey};
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -142,7 +142,7 @@ impl TierOptions {
             restored: None,
             owner_check: None,
             conditions: block::Conditions::default(),
-            seeded_bugs: SeededBugs::from_environment(),
+            seeded_bugs: seeded_bugs(),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::control::Control;
 use crate::memory::Memory;
 use crate::params::params;
 use crate::queue::{self, Counters, QueueArgs};
-use crate::seeded_bugs::{goes_by_number, leaves_table_unread, removes_served};
+use crate::seeded_bugs::seeded_bugs;
 use crate::table;
 use crate::wakes::Wakes;
 use block::env::{Clock, SystemClock};
@@ -128,7 +128,7 @@ pub fn delete(number: u32, cookie: Option<u64>) -> Result<()> {
             let what = format!("remove ublk device {number}: there is no such device");
             return Err(Error::new(ErrorKind::NotFound, what));
         };
-        if !is_served(&info) || removes_served() {
+        if !is_served(&info) || seeded_bugs().removes_served {
             break;
         }
         if SystemClock.now() >= until {
@@ -199,7 +199,7 @@ impl Device {
         let limits = device.limits();
         let params = params(&limits, options.logical_block_bytes, options.io_bytes_max)?;
         let mut control = Control::open()?;
-        if table::is_read_at_start() && !leaves_table_unread() {
+        if table::is_read_at_start() && !seeded_bugs().leaves_table_unread {
             tokio::runtime::Handle::current().block_on(table::read_ends(&**device, table::WAIT))?;
         }
         let resize = control.features() & feature::UPDATE_SIZE;
@@ -375,7 +375,9 @@ impl Device {
         let info = self.control.info(self.number)?;
         // The driver does not report a device whose node is missing.
         let is_there = || numbers().contains(&self.number);
-        Ok(info.map_or_else(is_there, |info| info.cookie == self.cookie || goes_by_number()))
+        Ok(info.map_or_else(is_there, |info| {
+            info.cookie == self.cookie || seeded_bugs().goes_by_number
+        }))
     }
 
     /// Whether another program removed the device, so that no more requests arrive.

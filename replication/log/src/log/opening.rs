@@ -16,7 +16,7 @@ use crate::ring::layout::{FileState, RingConfig};
 use crate::ring::opening::OpenArgs;
 use crate::ring::recovery::{self, Opened, Recovery};
 use crate::ring::shared_ring::SharedRing;
-use crate::seeded_bugs::SeededBugs;
+use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use crate::spill::SpillReader;
 use crate::spill::dir::{self as spill_dir, SpillFilesWanted};
 use crate::throttle::gate::ThrottleGate;
@@ -79,7 +79,7 @@ impl Log {
         wanted: &SpillFilesWanted,
         notes: &LogNotes,
     ) -> Result<(Log, Recovery)> {
-        let seeded_bugs = SeededBugs::from_environment();
+        let seeded_bugs = seeded_bugs();
         let (clock, random) = (Arc::new(SystemClock), Arc::new(SystemRandom));
         LogOpening {
             dir,

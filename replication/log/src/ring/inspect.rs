@@ -12,7 +12,7 @@ use crate::ring::contents::LogContents;
 use crate::ring::reads::Reads;
 use crate::ring::recovery::read_ring;
 use crate::ring::walk::Walk;
-use crate::seeded_bugs::SeededBugs;
+use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use crate::spill::dir as spill_dir;
 use block::env::DiskReader;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
@@ -48,7 +48,7 @@ pub fn find_superseded(dir: &Path, pool: [u8; 16], since: Epoch) -> Result<Optio
         Error::with_source(ErrorKind::Io, format!("look at the log in {}", dir.display()), error)
     };
     let reader = DirReader::open(dir).map_err(failed)?;
-    let Some(summary) = superseded(&reader, pool, since, SeededBugs::from_environment())? else {
+    let Some(summary) = superseded(&reader, pool, since, seeded_bugs())? else {
         return Ok(None);
     };
     let (spill_file_count, spill_bytes) = spill_dir::weigh(dir)?;
