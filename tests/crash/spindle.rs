@@ -248,7 +248,7 @@ const SEEDED_BUGS: &[(&str, u64)] =
 /// Like [`SEEDED_BUGS`], for bugs that snapshots and clones show. Rarer ones are found by the models of
 /// package `tiering`.
 const SEEDED_BUGS_IN_STATES: &[(&str, u64)] =
-    &[("copies-forgotten", 100), ("promoted-over-newer", 100)];
+    &[("versions-forgotten", 100), ("promoted-over-newer", 100)];
 
 /// Texts with which the crash tester reports wrong data.
 const WHAT_IS_WRONG: &[&str] =

@@ -228,7 +228,7 @@ impl Repair {
         // The order matters: even if the segment is forgotten from now on, its object is not
         // deleted before repairing is done.
         let hold =
-            (!seeded_bugs.mend_unheld).then(|| self.segments.leftovers.hold_one(info.number));
+            (!seeded_bugs.repair_unheld).then(|| self.segments.leftovers.hold_one(info.number));
         if !self.metadata.is_named(info.number, info.id).await? {
             return Ok(Finding::Gone);
         }
@@ -248,7 +248,7 @@ impl Repair {
             return Ok(Finding::Bad { why });
         }
         self.segments.frames.store().set_stale(info);
-        if !seeded_bugs.mend_unheld && !self.metadata.is_named(info.number, info.id).await? {
+        if !seeded_bugs.repair_unheld && !self.metadata.is_named(info.number, info.id).await? {
             self.segments.leftovers.abandon([Leftover::from(segment)]);
             return Ok(Finding::Gone);
         }
@@ -265,7 +265,7 @@ impl Repair {
             },
         };
         match checked {
-            Ok(report) if report.damage().is_none() || seeded_bugs.mend_unverified => {}
+            Ok(report) if report.damage().is_none() || seeded_bugs.repair_unverified => {}
             Ok(_) => return Ok(Finding::Bad { why: format!("{why}; put back in vain") }),
             Err(error) if is_lost(&error) => {
                 let why = format!("{why}; put back in vain: {}", error.chain());

@@ -15,10 +15,10 @@ block::seeded_bugs! {
     sweep_unlocked: "sweep-unlocked",
     /// Reclaim examines the newest state of pages only, not the states that snapshots show.
     reclaim_without_snapshots: "reclaim-without-snapshots",
-    /// When a page gets an image, its state that snapshots show is not copied.
-    copies_forgotten: "copies-forgotten",
-    /// A copy of a page is dropped together with the snapshot that it was made for, although an
-    /// older snapshot shows it.
+    /// When a page gets an image, no page version keeps the state that snapshots show.
+    versions_forgotten: "versions-forgotten",
+    /// A page version is dropped together with the snapshot that it was made for, although an older
+    /// snapshot shows it.
     pruned_too_much: "pruned-too-much",
     /// A reference that a snapshot still shows is subtracted from the count when its block is
     /// overwritten.
@@ -39,14 +39,14 @@ block::seeded_bugs! {
     /// Objects in a copy that a pin keeps are deleted.
     pin_ignored: "pin-ignored",
     /// A segment from a copy is restored without verifying it.
-    mend_unverified: "mend-unverified",
+    repair_unverified: "repair-unverified",
     /// A copy of some volumes lacks segments that were written for the volumes from which they were
     /// made.
     part_without_bases: "part-without-bases",
     /// A copy of some volumes lacks segments that these volumes reference only by back-references.
     part_without_references: "part-without-references",
     /// A segment that is being restored may be deleted at the same time.
-    mend_unheld: "mend-unheld",
+    repair_unheld: "repair-unheld",
     /// A damaged segment replaces an intact one in a copy.
     damage_overwrites: "damage-overwrites",
     /// A missing segment counts as damage even if another process owns the pool by now.
@@ -58,9 +58,9 @@ block::seeded_bugs! {
     lacking_unchosen: "lacking-unchosen",
     /// Reclaim treats data that is dropped with its key as damage.
     keyless_damaged: "keyless-damaged",
-    /// A restored pool counts as whole as soon as it looks so, on the basis of commits that may
+    /// A restored pool counts as complete as soon as it looks so, on the basis of commits that may
     /// still be lost.
-    whole_unsettled: "whole-unsettled",
+    complete_unsettled: "complete-unsettled",
     /// A segment is not closed when the next volume has another key.
     mixed_keys: "mixed-keys",
     /// A block counts as a duplicate if its fingerprint matches, without comparing the bytes.
@@ -79,8 +79,8 @@ block::seeded_bugs! {
     judged_alone: "judged-alone",
     /// An object that was not found once counts as missing.
     missing_unconfirmed: "missing-unconfirmed",
-    /// The copies for mending are asked one after the other.
-    mend_in_turn: "mend-in-turn",
+    /// The copies are asked for a repair one after the other.
+    repair_in_turn: "repair-in-turn",
     /// A single listing without metadata is enough for a later owner to create new metadata.
     listing_believed: "listing-believed",
     /// Reclaim and destage ignore which segments the other one uses.

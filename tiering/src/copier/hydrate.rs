@@ -202,7 +202,7 @@ impl Hydrator {
                 let what = "restore: what only the volumes named that were not restored is still being counted out";
                 return Err(Error::new(ErrorKind::Unavailable, what));
             }
-            if self.pool.seeded_bugs.whole_unsettled {
+            if self.pool.seeded_bugs.complete_unsettled {
                 break;
             }
             // A committer holds the writer until its commit is durable or has failed.

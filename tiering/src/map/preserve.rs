@@ -71,7 +71,7 @@ impl Draft<'_> {
         };
         let mut copies = history.copies.clone();
         let made_from = copies.len();
-        if !self.seeded_bugs.copies_forgotten {
+        if !self.seeded_bugs.versions_forgotten {
             let has_base = base.is_some();
             copies.extend(history::copies_needed(&history.operands, &ranges, shown, has_base));
         }

@@ -127,7 +127,7 @@ impl Repair {
     ) -> Result<(Bytes, String), Vec<String>> {
         let mut sources: Vec<Arc<Source>> = self.sources().to_vec();
         sources.sort_by_key(|source| source.is_failing());
-        let hedge = if self.pool.seeded_bugs.mend_in_turn { SOURCE_TIMEOUT } else { HEDGE };
+        let hedge = if self.pool.seeded_bugs.repair_in_turn { SOURCE_TIMEOUT } else { HEDGE };
         let ask = |source| Box::pin(self.ask(source, info)) as BoxFuture<'_, (Arc<Source>, Sent)>;
         let mut next = sources.into_iter().map(ask).peekable();
         let mut asked: FuturesUnordered<_> = next.next().into_iter().collect();
@@ -150,7 +150,7 @@ impl Repair {
         let verified = match sent {
             Err(wrong) => Err(wrong),
             Ok(object) => match self.pool.verify(info, &object).await {
-                Ok(Some(why)) if !self.pool.seeded_bugs.mend_unverified => {
+                Ok(Some(why)) if !self.pool.seeded_bugs.repair_unverified => {
                     Err(format!("damaged too, {why}"))
                 }
                 Ok(_) => Ok(object),

@@ -702,7 +702,7 @@ fn a_restored_pool_has_everything_only_by_what_is_durable() {
         is_whole
     };
     assert!(!run(SeededBugs::default()));
-    let seeded_bugs = SeededBugs { whole_unsettled: true, ..SeededBugs::default() };
+    let seeded_bugs = SeededBugs { complete_unsettled: true, ..SeededBugs::default() };
     assert!(run(seeded_bugs), "{seeded_bugs:?} goes unnoticed");
 }
 

@@ -247,7 +247,7 @@ async fn read_beside_a_hung_copy(seeded_bugs: SeededBugs) -> Duration {
 fn a_copy_that_hangs_does_not_keep_readers_from_another_one() {
     let took = runtime().block_on(read_beside_a_hung_copy(SeededBugs::default()));
     assert!(took < Duration::from_secs(4), "{took:?}");
-    let seeded_bugs = SeededBugs { mend_in_turn: true, ..SeededBugs::default() };
+    let seeded_bugs = SeededBugs { repair_in_turn: true, ..SeededBugs::default() };
     let took = runtime().block_on(read_beside_a_hung_copy(seeded_bugs));
     assert!(took > Duration::from_secs(4), "{seeded_bugs:?} goes unnoticed: {took:?}");
 }

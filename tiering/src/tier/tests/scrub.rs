@@ -361,14 +361,14 @@ fn mending_goes_on_beside_writes_reclaim_and_failing_copies() {
 }
 
 #[test]
-fn seeded_bugs_of_mending_are_noticed() {
-    let unverified = SeededBugs { mend_unverified: true, ..SeededBugs::default() };
+fn seeded_bugs_of_repair_are_noticed() {
+    let unverified = SeededBugs { repair_unverified: true, ..SeededBugs::default() };
     let is_noticed = (1..=4).any(|seed| {
         let run = AssertUnwindSafe(damaged_everywhere_but_once(seed, unverified));
         runtime().block_on(run.catch_unwind()).is_err()
     });
-    assert!(is_noticed, "mend-unverified was not noticed");
-    let unheld = SeededBugs { mend_unheld: true, ..SeededBugs::default() };
+    assert!(is_noticed, "repair-unverified was not noticed");
+    let unheld = SeededBugs { repair_unheld: true, ..SeededBugs::default() };
     let run = AssertUnwindSafe(reclaimed_while_it_is_put_back(unheld));
-    assert!(runtime().block_on(run.catch_unwind()).is_err(), "mend-unheld was not noticed");
+    assert!(runtime().block_on(run.catch_unwind()).is_err(), "repair-unheld was not noticed");
 }

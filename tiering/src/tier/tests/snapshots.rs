@@ -271,7 +271,7 @@ fn seeded_bugs_are_noticed() {
     };
     let all = [
         of(|bugs| bugs.reclaim_without_snapshots = true),
-        of(|bugs| bugs.copies_forgotten = true),
+        of(|bugs| bugs.versions_forgotten = true),
         of(|bugs| bugs.pruned_too_much = true),
         of(|bugs| bugs.kept_uncounted = true),
     ];
