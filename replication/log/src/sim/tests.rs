@@ -1,5 +1,5 @@
-//! Thousands of seeded crashes. `SEED=17 cargo test --release -p replication sim` replays one run;
-//! `SIM_SEEDS=100000` runs more.
+//! Thousands of seeded crashes. `SEED=17 cargo test --release -p wal sim` replays one run;
+//! `SIM_SEEDS=100000` runs more, and `SIM_FIRST_SEED=1000000` begins there instead of at 0.
 
 use super::disk::Faults;
 use super::world::{Plan, Stats, World};
@@ -21,7 +21,10 @@ fn run(seed: u64, plan: Plan) -> Result<Stats, String> {
 fn run_all(plan: Plan, seeds: u64) -> Stats {
     let (from, to) = match number("SEED") {
         Some(seed) => (seed, seed + 1),
-        None => (0, number("SIM_SEEDS").unwrap_or(seeds)),
+        None => {
+            let first = number("SIM_FIRST_SEED").unwrap_or(0);
+            (first, first + number("SIM_SEEDS").unwrap_or(seeds))
+        }
     };
     let mut sum = Stats::default();
     for seed in from..to {
