@@ -8,8 +8,8 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
 
@@ -21,6 +21,20 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
 
     /// Returns the time of day, which may jump in both directions.
     fn wall(&self) -> SystemTime;
+
+    /// Returns the time since the machine was started, including the time for which it was suspended.
+    /// It cannot be set.
+    fn uptime(&self) -> Duration;
+
+    /// Returns the time since `begun`, a moment of this clock; zero for a later one.
+    fn since(&self, begun: Instant) -> Duration {
+        self.now().saturating_duration_since(begun)
+    }
+
+    /// Returns the time of day in seconds since the Unix epoch; 0 before it.
+    fn unix_seconds(&self) -> u64 {
+        self.wall().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+    }
 }
 
 /// Unpredictable bytes, for keys, salts and identities.
@@ -42,9 +56,29 @@ impl Clock for SystemClock {
     fn wall(&self) -> SystemTime {
         SystemTime::now()
     }
+
+    fn uptime(&self) -> Duration {
+        // rustix's clock_gettime panics on kernels without a vDSO (User Mode Linux).
+        static BEGUN: OnceLock<(Instant, Option<u64>)> = OnceLock::new();
+        let (begun, uptime) = *BEGUN.get_or_init(|| (Instant::now(), uptime_seconds()));
+        let since = begun.elapsed().as_secs();
+        Duration::from_secs(match uptime {
+            // Keeps one scale for the whole process, even if the file cannot be opened for a moment.
+            Some(at_begin) => uptime_seconds().unwrap_or(at_begin + since),
+            None => since,
+        })
+    }
 }
 
-/// A clock that stands still until a test moves it. Clones are the same clock.
+/// Reads the seconds since the kernel started, including those in which the machine was suspended.
+/// Source: proc_uptime(5), which shows CLOCK_BOOTTIME.
+fn uptime_seconds() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/uptime").ok()?;
+    text.split(['.', ' ']).next()?.parse().ok()
+}
+
+/// A clock that stands still until a test moves it. Clones are the same clock, of a machine that was
+/// started at the Unix epoch.
 #[derive(Clone, Debug)]
 pub struct ManualClock(Arc<ManualTime>);
 
@@ -52,6 +86,10 @@ pub struct ManualClock(Arc<ManualTime>);
 struct ManualTime {
     start: Instant,
     elapsed_ns: AtomicU64,
+    /// Seconds by which the time of day was set forward.
+    ahead_seconds: AtomicI64,
+    /// Time from the start of the clock's past to the last start of the machine.
+    booted_ns: AtomicU64,
 }
 
 impl ManualClock {
@@ -61,16 +99,33 @@ impl ManualClock {
         // Code that subtracts from the present moment finds a past to refer to: an `Instant` has no
         // value of its own.
         let start = SystemClock.now() + ManualClock::PAST;
-        ManualClock(Arc::new(ManualTime { start, elapsed_ns: AtomicU64::new(0) }))
+        ManualClock(Arc::new(ManualTime {
+            start,
+            elapsed_ns: AtomicU64::new(0),
+            ahead_seconds: AtomicI64::new(0),
+            booted_ns: AtomicU64::new(0),
+        }))
     }
 
     /// The time of day at the start, since the Unix epoch.
     const PAST: Duration = Duration::from_secs(3600);
 
-    /// Moves both clocks forward. Panics after 500 years.
+    /// Moves all clocks forward. Panics after 500 years.
     pub fn advance(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).expect("less than 500 years");
         self.0.elapsed_ns.fetch_add(by, Ordering::Relaxed);
+    }
+
+    /// Sets the time of day forward, or back if `seconds` is negative, and leaves the others alone.
+    pub fn jump(&self, seconds: i64) {
+        self.0.ahead_seconds.fetch_add(seconds, Ordering::Relaxed);
+    }
+
+    /// Starts the machine again at the present moment.
+    pub fn reboot(&self) {
+        let booted = ManualClock::PAST + self.elapsed();
+        let booted_ns = u64::try_from(booted.as_nanos()).expect("less than 500 years");
+        self.0.booted_ns.store(booted_ns, Ordering::Relaxed);
     }
 
     /// Returns the time by which the clock was moved.
@@ -92,7 +147,15 @@ impl Clock for ManualClock {
     }
 
     fn wall(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + ManualClock::PAST + self.elapsed()
+        let even = SystemTime::UNIX_EPOCH + ManualClock::PAST + self.elapsed();
+        let ahead_seconds = self.0.ahead_seconds.load(Ordering::Relaxed);
+        let ahead = Duration::from_secs(ahead_seconds.unsigned_abs());
+        if ahead_seconds < 0 { even - ahead } else { even + ahead }
+    }
+
+    fn uptime(&self) -> Duration {
+        let booted = Duration::from_nanos(self.0.booted_ns.load(Ordering::Relaxed));
+        ManualClock::PAST + self.elapsed() - booted
     }
 }
 
@@ -113,6 +176,12 @@ pub fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     SystemRandom.fill(&mut bytes);
     bytes
+}
+
+/// Makes a random identity (UUID version 4) with [`SystemRandom`].
+#[must_use]
+pub fn random_uuid() -> Uuid {
+    uuid::Builder::from_random_bytes(random_bytes()).into_uuid()
 }
 
 /// Identifies the current boot of this machine's kernel, the same for every caller until the next.
@@ -288,5 +357,19 @@ mod tests {
         assert_eq!(clock.now() - now, Duration::from_millis(1500));
         assert_eq!(clock.wall(), wall + Duration::from_millis(1500));
         assert!(clock.now().checked_sub(Duration::from_secs(3600)).is_some(), "it has a past");
+    }
+
+    #[test]
+    fn manual_clock_sets_the_time_of_day_and_restarts_the_machine_alone() {
+        let clock = ManualClock::new();
+        let (now, uptime) = (clock.now(), clock.uptime());
+        clock.jump(-3000);
+        assert_eq!((clock.unix_seconds(), clock.uptime()), (600, uptime));
+        clock.jump(3100);
+        clock.reboot();
+        assert_eq!((clock.unix_seconds(), clock.uptime()), (3700, Duration::ZERO));
+        clock.advance(Duration::from_secs(5));
+        assert_eq!((clock.since(now), clock.uptime()), (clock.elapsed(), clock.elapsed()));
+        assert_eq!(clock.since(clock.now() + Duration::from_secs(1)), Duration::ZERO);
     }
 }

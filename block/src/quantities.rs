@@ -209,7 +209,7 @@ impl fmt::Display for Span {
 /// Seconds since 1970-01-01 UTC by this machine's clock, which may jump (see `ProvenClock` in the daemon).
 #[must_use]
 pub fn unix_seconds_now() -> u64 {
-    SystemClock.wall().duration_since(std::time::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+    SystemClock.unix_seconds()
 }
 
 /// Formats seconds since 1970 like `2026-11-21 10:15:37 UTC`. Dates past the year 9999 print as
