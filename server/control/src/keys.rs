@@ -21,7 +21,7 @@ use crate::chain::{
     vec_from_hex,
 };
 use crate::store::Store;
-use block::env::random_bytes;
+use block::env::{random_bytes, random_uuid};
 use block::quantities;
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
 use block::units::{array_at, u32_at};
@@ -183,7 +183,7 @@ impl KeyRing {
         let data_keys = vec![DataKey { id: 1, key }];
         let mut body = RingBody {
             format: Format::CURRENT,
-            pool: Uuid::new_v4(),
+            pool: random_uuid(),
             number: 1,
             is_apart: false,
             nonce: fresh_nonce(),

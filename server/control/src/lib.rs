@@ -14,10 +14,6 @@
 //! - No answer of the store is relied on that a wrong or late store could give: creations whose
 //!   outcome is unknown are read back.
 //! - No secret reaches a log line, an error or a document in clear.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "the calls of this crate are still to be moved to `block::env`"
-)]
 
 pub mod chain;
 pub mod keys;

@@ -18,7 +18,7 @@ use self::found::{Found, lock};
 use crate::chain::{Chain, Created, Document, Format, corrupt, seal_document, to_hex};
 use crate::store::Store;
 use block::durable_file::write_durably;
-use block::env::random_bytes;
+use block::env::{random_bytes, random_uuid};
 use block::quantities;
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result};
@@ -542,7 +542,7 @@ impl NodeDir {
             Some(file) => file,
             None => NodeFile {
                 format: Format::CURRENT,
-                node_id: Uuid::new_v4(),
+                node_id: random_uuid(),
                 directory_inode: inode,
                 directory_made_at: made_at,
                 pool: None,

@@ -6,6 +6,7 @@
 //!   listing entry) is repeated.
 
 use super::Store;
+use block::env::random_uuid;
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use object_store::path::Path as ObjectPath;
@@ -30,7 +31,7 @@ impl Store {
     /// for a missing bucket, `Unavailable` if nothing answers, or the store says that an object
     /// exists and does not show it.
     pub async fn probe(&self) -> Result<()> {
-        let path = ObjectPath::from(format!("{FOLDER}/{}", uuid::Uuid::new_v4().simple()));
+        let path = ObjectPath::from(format!("{FOLDER}/{}", random_uuid().simple()));
         let outcome = self.probe_at(&path).await;
         match self.control.delete(&path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => outcome,
