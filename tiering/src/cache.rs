@@ -30,6 +30,7 @@ pub use index::key_of;
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use crate::segment::{FrameAt, FrameRef, SegmentError, SegmentId, SegmentInfo};
 use block::conditions::Report;
+use block::env::{Clock, SystemClock};
 use block::{ConditionKind, Conditions};
 use bytes::Bytes;
 use file::CacheFile;
@@ -72,6 +73,8 @@ pub struct CacheOptions {
     pub io: CacheIo,
     /// Registry in which the cache raises lasting conditions; their subject is its directory.
     pub conditions: Conditions,
+    /// Time for pauses and for the end of conditions.
+    pub clock: Arc<dyn Clock>,
 }
 
 impl CacheOptions {
@@ -85,6 +88,7 @@ impl CacheOptions {
             pending_bytes_max: 96 << 20,
             io: CacheIo::default(),
             conditions: Conditions::default(),
+            clock: Arc::new(SystemClock),
         }
     }
 }
@@ -170,6 +174,7 @@ struct Shared {
     rejected: Rejected,
     dir: PathBuf,
     conditions: Conditions,
+    clock: Arc<dyn Clock>,
     /// When a cached frame last failed to verify.
     bad_at: Mutex<Option<Instant>>,
 }
@@ -252,6 +257,7 @@ impl FrameCache {
             rejected: Rejected::default(),
             dir: options.dir.clone(),
             conditions: options.conditions.clone(),
+            clock: options.clock.clone(),
             bad_at: Mutex::default(),
         });
         let (queue, work) = mpsc::sync_channel(QUEUE_COUNT_MAX);
@@ -326,7 +332,7 @@ impl FrameCache {
         if is_proven {
             shared.note_bad(count);
         }
-        let due = shared.rejected.note(is_proven, frame, place.at, error, Instant::now());
+        let due = shared.rejected.note(is_proven, frame, place.at, error, shared.clock.now());
         if let Some(wait) = due
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -334,7 +340,7 @@ impl FrameCache {
             runtime.spawn(async move {
                 tokio::time::sleep(wait).await;
                 if let Some(shared) = shared.upgrade() {
-                    shared.rejected.tell();
+                    shared.rejected.tell(shared.clock.now());
                 }
             });
         }
@@ -396,7 +402,7 @@ impl FrameCache {
     /// Writes the waiting frames and ends the thread. Frames can still be found afterwards.
     pub async fn close(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
-        self.shared.rejected.tell();
+        self.shared.rejected.tell(self.shared.clock.now());
         let queue = self.queue.clone();
         let joined = tokio::task::spawn_blocking(move || {
             let _ = queue.send(Work::Stop);
@@ -490,7 +496,7 @@ impl Shared {
 
     fn note_bad(&self, count: u64) {
         let mut bad_at = self.bad_at.lock();
-        *bad_at = Some(Instant::now());
+        *bad_at = Some(self.clock.now());
         if self.is_on.load(Ordering::Acquire) {
             let report = Report::new(
                 format!(
@@ -508,7 +514,7 @@ impl Shared {
     /// [`BAD_LASTS`].
     fn look_at_bad(&self) {
         let mut bad_at = self.bad_at.lock();
-        if bad_at.is_some_and(|at| at.elapsed() >= BAD_LASTS) {
+        if bad_at.is_some_and(|at| self.clock.since(at) >= BAD_LASTS) {
             *bad_at = None;
             if self.is_on.load(Ordering::Acquire) {
                 self.conditions.clear(ConditionKind::CacheFailing, &self.subject());

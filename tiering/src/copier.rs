@@ -237,7 +237,7 @@ impl CopySource {
             target,
             options,
             progress,
-            pace: Pace::new(options.bytes_per_second),
+            pace: Pace::new(options.bytes_per_second, self.pool.clock.clone()),
             segments: BTreeMap::new(),
             tables: BTreeSet::new(),
             manifests: BTreeSet::new(),

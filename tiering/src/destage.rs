@@ -35,7 +35,7 @@ use pack::{Item, Packer, Partial, Splitter};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use write::{Output, SegmentWriter, Written};
 
 /// Payload gathered before it is packed, in bytes. Chosen by hand: large compared with an extent,
@@ -240,9 +240,9 @@ impl Destage {
         }
         let (commit, pins, mut report) = job.finish(window).await?;
         fail_point!("destage-before-commit");
-        let started = Instant::now();
+        let started = self.pool.clock.now();
         report.commit = self.commit(commit, pins).await.map_err(DestageError::from)?;
-        report.commit_us = micros(started);
+        report.commit_us = micros(self.pool.clock.since(started));
         fail_point!("destage-committed");
         Ok(report)
     }
@@ -598,6 +598,6 @@ fn check_order<H>(volume: VolumeId, extents: &[WindowExtent<H>]) -> Result<()> {
     Ok(())
 }
 
-fn micros(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -128,6 +128,7 @@ impl Frames {
         let PoolKeys { pool, pool_key, volume_keys } = keys;
         if let Some(cache) = &mut options.cache {
             cache.conditions = options.conditions.clone();
+            cache.clock = options.clock.clone();
         }
         let cache = options.cache.as_ref().filter(|cache| cache.bytes > 0).and_then(|cache| {
             let opened = FrameCache::open(cache, pool);

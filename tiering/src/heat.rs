@@ -27,14 +27,13 @@ pub(crate) struct Heat {
     faded: Mutex<Instant>,
 }
 
-impl Default for Heat {
-    fn default() -> Heat {
-        let counts = (0..COUNTERS).map(|_| AtomicU32::new(0)).collect();
-        Heat { counts, faded: Mutex::new(Instant::now()) }
-    }
-}
-
 impl Heat {
+    /// Creates counters of no reads, which fade from `now` on.
+    pub(crate) fn new(now: Instant) -> Heat {
+        let counts = (0..COUNTERS).map(|_| AtomicU32::new(0)).collect();
+        Heat { counts, faded: Mutex::new(now) }
+    }
+
     fn counter(&self, segment: u64) -> &AtomicU32 {
         &self.counts[segment as usize % COUNTERS]
     }
@@ -99,10 +98,11 @@ impl Hottest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::env::{Clock, ManualClock};
 
     #[test]
     fn the_hottest_come_first_and_their_number_is_bounded() {
-        let heat = Heat::default();
+        let heat = Heat::new(ManualClock::new().now());
         let mut hottest = Hottest::default();
         for segment in 0..3 * HOTTEST_MAX as u64 {
             (0..segment % 7).for_each(|_| heat.note(segment));
@@ -116,14 +116,17 @@ mod tests {
 
     #[test]
     fn reads_of_long_ago_count_less() {
-        let heat = Heat::default();
+        let clock = ManualClock::new();
+        let heat = Heat::new(clock.now());
         (0..8).for_each(|_| heat.note(5));
-        let begun = *heat.faded.lock();
-        heat.fade(begun + HALF_LIFE - Duration::from_secs(1));
+        clock.advance(HALF_LIFE - Duration::from_secs(1));
+        heat.fade(clock.now());
         assert_eq!(heat.of(5), 8);
-        heat.fade(begun + 2 * HALF_LIFE);
+        clock.advance(HALF_LIFE + Duration::from_secs(1));
+        heat.fade(clock.now());
         assert_eq!((heat.of(5), heat.of(6)), (4, 0));
-        heat.fade(begun + 3 * HALF_LIFE);
+        clock.advance(HALF_LIFE);
+        heat.fade(clock.now());
         assert_eq!((heat.of(5), heat.of(6)), (2, 0));
     }
 }

@@ -90,12 +90,6 @@ impl Leftovers {
         self.undeletable.count()
     }
 
-    /// Makes undeletable objects due for another try, as if hours had passed.
-    #[cfg(test)]
-    pub(crate) fn make_undeletable_due(&self) {
-        self.undeletable.make_due();
-    }
-
     /// Holds all segments until the range of the hold is narrowed. Dropping the hold releases them.
     pub(crate) fn hold(&self) -> Arc<Hold> {
         let hold = Arc::new(Hold { from: AtomicU64::new(0), below: AtomicU64::new(u64::MAX) });

@@ -8,10 +8,6 @@
 //! - A crash may leave unreferenced segments, but never a map that references missing ones.
 //! - Every byte from a disk or the network is verified before it is used.
 //! - The object store is the only authoritative copy: local disks only cache.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "the calls of this crate are still to be moved to `block::env`"
-)]
 
 mod answer;
 pub mod cache;

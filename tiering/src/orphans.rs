@@ -24,7 +24,6 @@ use crate::segment_store::{Leftover, Listed};
 use block::{Error, ErrorKind, Result};
 use futures::TryStreamExt;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Abandoned uploads that one call deletes, one request after the other. Chosen by hand: a second
 /// or two at the store's latency, so that the caller can be stopped.
@@ -65,7 +64,7 @@ impl Sweeper {
         let mut report = SweepReport::default();
         self.segments.leftovers.take_up();
         let mut again =
-            self.segments.leftovers.undeletable.due(ABANDONED_PER_SWEEP_MAX, Instant::now());
+            self.segments.leftovers.undeletable.due(ABANDONED_PER_SWEEP_MAX, self.pool.clock.now());
         for _ in 0..ABANDONED_PER_SWEEP_MAX {
             let Some(segment) = self.segments.leftovers.oldest().or_else(|| again.pop()) else {
                 break;
@@ -163,7 +162,12 @@ impl Sweeper {
             None => self.segments.leftovers.undeletable.forget(conditions, &segment.name),
             Some(refused) => {
                 let why = public_text(refused);
-                self.segments.leftovers.undeletable.note(conditions, segment, &why, Instant::now());
+                self.segments.leftovers.undeletable.note(
+                    conditions,
+                    segment,
+                    &why,
+                    self.pool.clock.now(),
+                );
             }
         }
         Ok(refused.is_none())

@@ -8,9 +8,11 @@
 
 use crate::answer::{Answer, one_line};
 use block::conditions::Report;
+use block::env::Clock;
 use block::{ConditionKind, Conditions};
 use parking_lot::Mutex;
 use std::error::Error;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum length of the text, in characters. Chosen by hand: a line or two of a terminal.
@@ -96,17 +98,18 @@ impl Way {
 pub(crate) struct Outage {
     way: Way,
     conditions: Conditions,
+    clock: Arc<dyn Clock>,
     failing: Mutex<Option<Failing>>,
 }
 
 impl Outage {
-    pub(crate) fn new(way: Way, conditions: Conditions) -> Outage {
-        Outage { way, conditions, failing: Mutex::default() }
+    pub(crate) fn new(way: Way, conditions: Conditions, clock: Arc<dyn Clock>) -> Outage {
+        Outage { way, conditions, clock, failing: Mutex::default() }
     }
 
     /// Records a failed attempt.
     pub(crate) fn note(&self, error: &(dyn Error + 'static)) {
-        let now = Instant::now();
+        let now = self.clock.now();
         let (text, is_full) = (public_text(error), is_store_full(error));
         // Hold the lock, so that a concurrent success does not come between the failure and its
         // condition.
@@ -141,7 +144,7 @@ impl Outage {
 
     /// Returns the current failure, if any.
     pub(crate) fn status(&self) -> Option<StoreFailure> {
-        let (failing, now) = (self.failing.lock(), Instant::now());
+        let (failing, now) = (self.failing.lock(), self.clock.now());
         failing.as_ref().map(|failing| StoreFailure {
             error: failing.error.clone(),
             lasts: now.duration_since(failing.began),
@@ -215,6 +218,7 @@ fn without_query(word: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::env::ManualClock;
 
     fn failed(text: &str) -> object_store::Error {
         object_store::Error::Generic { store: "S3", source: text.to_owned().into() }
@@ -223,7 +227,8 @@ mod tests {
     #[test]
     fn a_failure_is_shown_from_the_first_attempt_that_fails_to_one_that_succeeds() {
         let conditions = Conditions::default();
-        let outage = Outage::new(Way::Read, conditions.clone());
+        let clock = ManualClock::new();
+        let outage = Outage::new(Way::Read, conditions.clone(), Arc::new(clock.clone()));
         assert_eq!(outage.status(), None);
         outage.note(&failed("connection refused"));
         outage.note(&failed("access denied"));
@@ -242,7 +247,8 @@ mod tests {
     #[test]
     fn a_store_without_space_is_told_from_one_that_is_away() {
         let conditions = Conditions::default();
-        let outage = Outage::new(Way::Upload, conditions.clone());
+        let clock = Arc::new(ManualClock::new());
+        let outage = Outage::new(Way::Upload, conditions.clone(), clock);
         let kinds = || conditions.list().iter().map(|one| one.kind).collect::<Vec<_>>();
         outage.note(&failed("connection refused"));
         assert_eq!(kinds(), [ConditionKind::StoreUnavailable]);

@@ -21,6 +21,7 @@ use crate::keys::VolumeKeys;
 use crate::seeded_bugs::SeededBugs;
 use crate::segment::SegmentInfo;
 use crate::segment::read::check_object;
+use block::env::Clock;
 use block::seal::PoolKey;
 use block::{Conditions, Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -73,6 +74,7 @@ pub(crate) struct Pool {
     pub owner_check: Option<OwnerCheck>,
     /// Registry of lasting conditions.
     pub conditions: Conditions,
+    pub clock: Arc<dyn Clock>,
     /// Runtime of background work.
     pub background: Handle,
     pub seeded_bugs: SeededBugs,

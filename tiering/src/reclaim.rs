@@ -225,8 +225,10 @@ impl Reclaim {
         loop {
             let victim = state.victims.pop()?;
             let number = victim.record.info.number.0;
-            let is_postponed =
-                state.postponed.get(&number).is_some_and(|at| at.elapsed() < POSTPONED_TIME);
+            let is_postponed = state
+                .postponed
+                .get(&number)
+                .is_some_and(|at| self.pool.clock.since(*at) < POSTPONED_TIME);
             let is_stuck =
                 state.stuck.contains(&number) && (victim.live > 0 || !may_be_well(&victim.record));
             let is_unreadable = state.unreadable.contains(&number) && is_unreadable(&victim.record);
@@ -270,7 +272,7 @@ impl Reclaim {
     pub(crate) fn look_again(&self) {
         let mut state = self.state.lock();
         state.pass.get_or_insert_default();
-        state.pass_begun.get_or_insert_with(Instant::now);
+        state.pass_begun.get_or_insert_with(|| self.pool.clock.now());
     }
 }
 
@@ -334,7 +336,7 @@ impl Reclaim {
         if state.pass.is_some() || self.metadata.map.space.get().is_none() {
             return true;
         }
-        let since = state.pass_ended.map_or(Duration::MAX, |ended| ended.elapsed());
+        let since = state.pass_ended.map_or(Duration::MAX, |ended| self.pool.clock.since(ended));
         let lost = self.metadata.map.space.lost_block_count();
         let segment_blocks = (self.output.settings.segment_bytes as u64 / BLOCK_BYTES).max(1);
         let is_worth_it = state.is_pass_wanted || lost >= segment_blocks;
@@ -353,7 +355,7 @@ impl Reclaim {
             if state.pass.is_none() {
                 self.metadata.map.space.begin_pass();
                 state.pass = Some(Pass::default());
-                state.pass_begun = Some(Instant::now());
+                state.pass_begun = Some(self.pool.clock.now());
                 state.is_pass_wanted = false;
             }
             state.pass.as_ref().map_or(0, |pass| pass.last)
@@ -361,13 +363,14 @@ impl Reclaim {
         let (found, next) = self.metadata.map.live_after(last, PASS_STEP).await?;
         let mut state = self.state.lock();
         let Some(mut pass) = state.pass.take() else { return Ok(()) };
+        let now = self.pool.clock.now();
         let has_dedup = self.metadata.map.has_dedup();
         for (record, live) in &found {
             let number = record.info.number.0;
             let places = state.live_places(number, *live);
             pass.add(record, places, *live, next_segment);
             let is_full = worth(record, places, next_segment).is_none();
-            if has_dedup && is_full && state.is_recount_due(number, *live) {
+            if has_dedup && is_full && state.is_recount_due(number, *live, now) {
                 pass.add_crowded(record, *live);
             }
         }
@@ -380,8 +383,9 @@ impl Reclaim {
         state.crowded = pass.end_crowded();
         state.victims = pass.end(next_segment);
         state.is_pass_wanted |= pass.has_more;
-        state.pass_ended = Some(Instant::now());
-        state.pass_took = state.pass_begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+        state.pass_ended = Some(self.pool.clock.now());
+        state.pass_took =
+            state.pass_begun.map_or(Duration::ZERO, |begun| self.pool.clock.since(begun));
         Ok(())
     }
 
@@ -400,7 +404,7 @@ impl Reclaim {
         let is_urgent = self.output.is_urgent.load(Ordering::Relaxed);
         let is_paused = {
             let state = self.state.lock();
-            state.rewrite_not_before.is_some_and(|until| Instant::now() < until)
+            state.rewrite_not_before.is_some_and(|until| self.pool.clock.now() < until)
         };
         let may_rewrite = !is_paused
             && excess(options.target_percent) > 0
@@ -465,12 +469,12 @@ impl Reclaim {
             tokio::time::timeout(REWRITE_TIME_MAX, self.rewrite_victims(&victims)).await;
         let rewritten = rewritten.unwrap_or_else(|_| {
             let mut state = self.state.lock();
-            state.rewrite_not_before = Some(Instant::now() + REWRITE_PAUSE);
+            state.rewrite_not_before = Some(self.pool.clock.now() + REWRITE_PAUSE);
             if let Some(number) = state.looking.take() {
                 // Do not start with the same segment again.
-                state.postponed.retain(|_, at| at.elapsed() < POSTPONED_TIME);
+                state.postponed.retain(|_, at| self.pool.clock.since(*at) < POSTPONED_TIME);
                 if state.postponed.len() < STUCK_MAX {
-                    state.postponed.insert(number, Instant::now());
+                    state.postponed.insert(number, self.pool.clock.now());
                 }
             }
             let what = format!("rewrite segments: not done in {REWRITE_TIME_MAX:?}");

@@ -13,6 +13,7 @@ use crate::answer::is_answer;
 use crate::listing;
 use crate::outage::{Outage, Way, public_text};
 use block::Conditions;
+use block::env::Clock;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -49,8 +50,11 @@ pub(crate) struct RecordingStore {
 }
 
 /// The latest failure: object, cause and time.
-#[derive(Debug, Default)]
-struct Newest(Mutex<Option<(Path, String, Instant)>>);
+#[derive(Debug)]
+struct Newest {
+    failure: Mutex<Option<(Path, String, Instant)>>,
+    clock: Arc<dyn Clock>,
+}
 
 impl Newest {
     fn note(&self, path: &Path, error: &Error) {
@@ -59,23 +63,28 @@ impl Newest {
             // needs.
             let shorter = std::error::Error::source(error).filter(|source| source.is::<Shorter>());
             let text = public_text(shorter.unwrap_or(error));
-            *self.0.lock() = Some((path.clone(), text, Instant::now()));
+            *self.failure.lock() = Some((path.clone(), text, self.clock.now()));
         }
     }
 }
 
 impl RecordingStore {
-    pub(crate) fn new(inner: Arc<dyn ObjectStore>, conditions: Conditions) -> RecordingStore {
-        let puts = Arc::new(Outage::new(Way::Metadata, conditions));
-        RecordingStore { inner, newest: Arc::default(), written_bytes: Arc::default(), puts }
+    pub(crate) fn new(
+        inner: Arc<dyn ObjectStore>,
+        conditions: Conditions,
+        clock: Arc<dyn Clock>,
+    ) -> RecordingStore {
+        let puts = Arc::new(Outage::new(Way::Metadata, conditions, clock.clone()));
+        let newest = Arc::new(Newest { failure: Mutex::default(), clock });
+        RecordingStore { inner, newest, written_bytes: Arc::default(), puts }
     }
 
     /// Returns a description of the latest failure with its object, for people. It remains when
     /// other calls succeed.
     pub(crate) fn last_failure(&self) -> Option<String> {
-        let newest = self.newest.0.lock();
+        let newest = self.newest.failure.lock();
         let (path, text, at) = newest.as_ref()?;
-        let age = at.elapsed().as_secs();
+        let age = self.newest.clock.since(*at).as_secs();
         Some(format!("the store's last failure, {age} s ago, was of {path}: {text}"))
     }
 

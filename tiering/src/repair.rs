@@ -126,7 +126,8 @@ impl Repair {
 
     /// Implements [`crate::Tier::set_mend_sources`].
     pub(crate) fn set_sources(&self, sources: Vec<MendSource>) {
-        let sources = sources.into_iter().map(|source| Arc::new(Source::new(source)));
+        let source = |source| Arc::new(Source::new(source, self.pool.clock.clone()));
+        let sources = sources.into_iter().map(source);
         *self.sources.lock() = sources.collect();
         self.tried.lock().clear();
     }
@@ -136,7 +137,7 @@ impl Repair {
     }
 
     fn was_tried(&self, number: u64) -> bool {
-        self.tried.lock().get(&number).is_some_and(|until| Instant::now() < *until)
+        self.tried.lock().get(&number).is_some_and(|until| self.pool.clock.now() < *until)
     }
 
     fn note_tried(&self, number: u64, are_sources_well: bool) {
@@ -145,7 +146,7 @@ impl Repair {
             tried.clear();
         }
         let pause = if are_sources_well { TRY_AGAIN } else { TRY_AGAIN_AWAY };
-        tried.insert(number, Instant::now() + pause);
+        tried.insert(number, self.pool.clock.now() + pause);
     }
 
     /// Acquires the turn to repair a segment for a reader. Other readers of the same segment wait for

@@ -10,6 +10,7 @@ mod ill;
 
 pub use ill::{Answer, IllStore, Rule};
 
+use block::env::{Clock, SystemClock};
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use object_store::memory::InMemory;
@@ -22,8 +23,28 @@ use object_store::{
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
+
+/// The clock of the timers of the current runtime: where it is paused, tokio moves both together.
+/// The time of day is the machine's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TimerClock;
+
+#[expect(clippy::disallowed_methods, reason = "the adapter of tests that pause the timers")]
+impl Clock for TimerClock {
+    fn now(&self) -> Instant {
+        tokio::time::Instant::now().into_std()
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemClock.wall()
+    }
+
+    fn uptime(&self) -> Duration {
+        SystemClock.uptime()
+    }
+}
 
 /// A small seeded generator (splitmix64).
 #[derive(Clone, Debug)]

@@ -35,6 +35,7 @@ use crate::read::{ChangedExtent, Reader};
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
 use crate::repair::Repair;
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
+use block::env::{Clock, SystemClock};
 use block::seal::{Algorithm, PoolKey};
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
@@ -106,6 +107,8 @@ pub struct TierOptions {
     pub owner_check: Option<OwnerCheck>,
     /// Registry in which the data tier raises lasting conditions.
     pub conditions: block::Conditions,
+    /// Time for pauses, limits and the ages of failures. Timers are tokio's.
+    pub clock: Arc<dyn Clock>,
     /// Seeded bugs, for tests.
     pub(crate) seeded_bugs: SeededBugs,
 }
@@ -142,6 +145,7 @@ impl TierOptions {
             restored: None,
             owner_check: None,
             conditions: block::Conditions::default(),
+            clock: Arc::new(SystemClock),
             seeded_bugs: seeded_bugs(),
         }
     }
@@ -240,6 +244,12 @@ impl Tier {
     #[must_use]
     pub fn conditions(&self) -> &block::Conditions {
         &self.parts.pool.conditions
+    }
+
+    /// Returns the clock of the data tier, for the components that use it.
+    #[must_use]
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.parts.pool.clock
     }
 
     /// Returns the number of commits that the metadata contained when it was opened.

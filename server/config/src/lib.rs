@@ -17,6 +17,7 @@ mod unknown;
 
 pub use budget::Budget;
 
+use block::env::SystemClock;
 use block::quantities::{self, ByteSize, Span};
 use block::seal::Algorithm;
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
@@ -30,6 +31,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tiering::ReclaimOptions;
 use tiering::cache::CacheOptions;
 use wal::{IoMode, LogOptions};
@@ -494,6 +496,7 @@ impl Config {
             connection_count_max: u64::from(settings.nbd.connection_count_max)
                 + nbd::RESERVED_COUNT as u64,
             machine_files: vec![devices::FILE],
+            clock: Arc::new(SystemClock),
         }
     }
 

@@ -19,9 +19,10 @@ mod request;
 mod silent;
 
 pub(crate) use self::gate::{Gate, Passed};
-use self::leftovers::DRAIN_WAIT;
+use self::leftovers::drain_deadline;
 pub use self::request::{ClaimRequest, Connection, Intent};
 use block::durable_file::write_durably;
+use block::quantities::unix_seconds_now;
 use block::{Epoch, Error, ErrorKind, Result};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -29,7 +30,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 use uuid::Uuid;
 
 pub(crate) const FILE: &str = "clients.json";
@@ -277,7 +277,7 @@ impl Claims {
         request: Option<&ClaimRequest>,
         connection: Connection<'_>,
     ) -> Result<Claim> {
-        let until = tokio::time::Instant::now() + DRAIN_WAIT;
+        let until = drain_deadline();
         let Some(request) = request else {
             let claim = self.connect_unnamed(volume, name, Gate::new(&connection))?;
             // Precedes the first request. If it fails, the claim is given up.
@@ -294,7 +294,7 @@ impl Claims {
             attachment,
             label: request.label.clone(),
             is_shared: request.is_shared,
-            attached_at: now(),
+            attached_at: unix_seconds_now(),
             epoch: self.epoch.0,
             is_stepped_back,
         };
@@ -422,7 +422,7 @@ impl Claims {
         old.iter().for_each(|gate| gate.close());
         self.write(self.records())?;
         // The attachment is forgotten only afterwards: the next client must not meet requests of this one.
-        let until = tokio::time::Instant::now() + DRAIN_WAIT;
+        let until = drain_deadline();
         self.quiet(volume, &old, until).await?;
         let mut all = self.users.lock();
         let Some(users) = all.get_mut(&volume) else { return Ok(Vec::new()) };
@@ -706,10 +706,6 @@ impl Drop for Claim {
 pub fn label_in(dir: &Path, is_meant: impl Fn(u32) -> bool) -> Result<Option<String>> {
     let (_, records) = read(&dir.join(FILE))?;
     Ok(records.into_iter().find(|record| is_meant(record.volume)).map(|record| record.label))
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Returns the epoch in which the list was written, and its records.

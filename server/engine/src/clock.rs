@@ -13,13 +13,13 @@
 //! - [`FILE`] holds an observation, not state: without it, ages are proven later, never earlier.
 
 use block::conditions::Report;
-use block::quantities::{unix_seconds_now, utc};
+use block::env::Clock;
+use block::quantities::utc;
 use block::{ConditionKind, Conditions};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// The last run's observation, in the directory of the pool.
@@ -33,42 +33,6 @@ pub(crate) const AGREES_WITHIN: u64 = 300;
 const BELIEVED_AFTER: u64 = 24 * 3600;
 /// Seconds between two observations that are saved. Chosen by hand: a loss of power hides the same time.
 const SAVED_EVERY: u64 = 600;
-
-/// The clocks of a machine.
-pub(crate) trait Times: Send + Sync + 'static {
-    /// Seconds since the Unix epoch by the wall clock, which can be set.
-    fn wall_seconds(&self) -> u64;
-    /// Seconds since the machine was started, including those in which it was suspended. This clock cannot be set.
-    fn steady_seconds(&self) -> u64;
-}
-
-/// The clocks of this machine.
-pub(crate) struct SystemTimes;
-
-/// Seconds since the kernel started, including those in which the machine was suspended. Source: proc_uptime(5), which
-/// shows CLOCK_BOOTTIME.
-fn uptime_seconds() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/uptime").ok()?;
-    text.split(['.', ' ']).next()?.parse().ok()
-}
-
-impl Times for SystemTimes {
-    fn wall_seconds(&self) -> u64 {
-        unix_seconds_now()
-    }
-
-    fn steady_seconds(&self) -> u64 {
-        // rustix's clock_gettime panics on kernels without a vDSO (User Mode Linux).
-        static BEGUN: OnceLock<(Instant, Option<u64>)> = OnceLock::new();
-        let (begun, uptime) = *BEGUN.get_or_init(|| (Instant::now(), uptime_seconds()));
-        let since = begun.elapsed().as_secs();
-        match uptime {
-            // Keeps one scale for the whole process, even if the file cannot be opened for a moment.
-            Some(at_begin) => uptime_seconds().unwrap_or(at_begin + since),
-            None => since,
-        }
-    }
-}
 
 /// A disagreement of the two clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +74,7 @@ struct Now {
 
 /// A wall clock that is checked against the proven time; see the module.
 pub struct ProvenClock {
-    times: Arc<dyn Times>,
+    clock: Arc<dyn Clock>,
     boot: Uuid,
     path: Option<PathBuf>,
     conditions: Conditions,
@@ -121,22 +85,27 @@ pub struct ProvenClock {
 impl ProvenClock {
     /// Opens the clock of a pool that is served in a directory. `newest_stamp` is the newest time that the pool's
     /// records name, in seconds since the Unix epoch. It is the only evidence if the directory has no observation.
-    pub(crate) fn open(dir: &Path, newest_stamp: u64, conditions: Conditions) -> ProvenClock {
+    pub(crate) fn open(
+        clock: Arc<dyn Clock>,
+        dir: &Path,
+        newest_stamp: u64,
+        conditions: Conditions,
+    ) -> ProvenClock {
         let boot = block::env::boot_id();
-        let mut clock = Self::new(Arc::new(SystemTimes), boot, newest_stamp, Some(dir.join(FILE)));
+        let mut clock = Self::new(clock, boot, newest_stamp, Some(dir.join(FILE)));
         clock.conditions = conditions;
         clock.keep();
         clock
     }
 
-    /// Like [`ProvenClock::open`], but for other clocks. Observations are saved only if there is a path.
+    /// Like [`ProvenClock::open`], but for another boot. Observations are saved only if there is a path.
     pub(crate) fn new(
-        times: Arc<dyn Times>,
+        clock: Arc<dyn Clock>,
         boot: Uuid,
         newest_stamp: u64,
         path: Option<PathBuf>,
     ) -> ProvenClock {
-        let (wall, steady) = (times.wall_seconds(), times.steady_seconds());
+        let (wall, steady) = (clock.unix_seconds(), clock.uptime().as_secs());
         let seen = path.as_deref().and_then(read);
         let (proven_seconds, jump) = match &seen {
             Some(seen) => (proven_by(seen, boot, steady), seen.jump),
@@ -150,7 +119,7 @@ impl ProvenClock {
             false => BELIEVED_AFTER,
         };
         let (state, conditions) = (Mutex::new(state), Conditions::default());
-        let clock = ProvenClock { times, boot, path, conditions, believed_after, state };
+        let clock = ProvenClock { clock, boot, path, conditions, believed_after, state };
         // A jump before this start was not observed, unless it happened during the life of this kernel or went back.
         let is_same_boot = seen.is_some_and(|seen| seen.boot == boot);
         clock.observe(is_same_boot || wall.saturating_add(AGREES_WITHIN) < proven_seconds);
@@ -160,7 +129,7 @@ impl ProvenClock {
     /// The wall clock, in seconds since the Unix epoch. It serves to name times and to compare them with times that it
     /// named.
     pub(crate) fn wall(&self) -> u64 {
-        self.times.wall_seconds()
+        self.clock.unix_seconds()
     }
 
     /// The moment from which a later deletion counts.
@@ -219,7 +188,7 @@ impl ProvenClock {
     /// Reads both clocks. `is_seen`: the clock has been watched without a gap since the last observation.
     fn observe(&self, is_seen: bool) -> Now {
         let mut state = self.state.lock();
-        let (wall_seconds, steady) = (self.times.wall_seconds(), self.times.steady_seconds());
+        let (wall_seconds, steady) = (self.clock.unix_seconds(), self.clock.uptime().as_secs());
         let passed = steady.saturating_sub(state.steady_seconds);
         state.steady_seconds = steady;
         state.proven_seconds += passed;
@@ -271,10 +240,10 @@ impl ProvenClock {
 
 /// The time that a run in this directory has proven, if the kernel of that run is still running: the time that has
 /// passed since is known whatever happened to the wall clock. In seconds since the Unix epoch.
-pub fn proven_in(dir: &Path) -> Option<u64> {
+pub fn proven_in(clock: &dyn Clock, dir: &Path) -> Option<u64> {
     let boot = block::env::boot_id();
     let seen = read(&dir.join(FILE)).filter(|seen| seen.boot == boot)?;
-    Some(proven_by(&seen, boot, SystemTimes.steady_seconds()))
+    Some(proven_by(&seen, boot, clock.uptime().as_secs()))
 }
 
 fn read(path: &Path) -> Option<Observation> {

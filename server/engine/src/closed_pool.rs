@@ -163,7 +163,7 @@ pub async fn look(config: &PoolConfig) -> Result<Option<ClosedPool>> {
     let Some(manifest) = newest else { return Ok(None) };
     let (keys_of_volumes, keys_destroyed_in) =
         volume_keys::load_with_destroyed(&store, &key, pool).await?;
-    let (with_copy, restored) = restore::store_of(store.clone(), &key, pool).await?;
+    let (with_copy, restored) = restore::store_of(store.clone(), &key, pool, &config.clock).await?;
     let mut options = look_options(config, &with_copy, pool, &key, manifest.epoch);
     let conditions = Conditions::default();
     options.conditions = conditions.clone();

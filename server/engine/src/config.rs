@@ -7,9 +7,11 @@
 
 use crate::destage::DestageOptions;
 use crate::record::Durability;
+use block::env::Clock;
 use block::seal::Algorithm;
 use control::keys::KeySource;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tiering::cache::CacheOptions;
 use wal::LogOptions;
@@ -49,6 +51,8 @@ pub struct PoolConfig {
     /// Files in `dir` that belong to the machine and not to the pool: a copy of the directory does
     /// not take them over.
     pub machine_files: Vec<&'static str>,
+    /// Time for schedules, upkeep and pauses. Timers are tokio's.
+    pub clock: Arc<dyn Clock>,
 }
 
 /// A volume that the configuration names.

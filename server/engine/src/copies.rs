@@ -18,7 +18,6 @@ pub use target::StateRecord;
 use crate::pool::Pool;
 use block::conditions::Report;
 use block::env::random_bytes;
-use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Lsn, Result};
 use control::chain::to_hex;
@@ -65,7 +64,7 @@ pub struct CopyState {
     /// Bytes of segments that the pool had written, since the start, when the newest state was begun.
     stored_before: u64,
     /// Reason for the failure of the last attempt, and the time since which attempts fail.
-    pub failure: Option<(String, Instant)>,
+    failure: Option<(String, Instant)>,
     /// Attempts that have ended since the start, whether they succeeded or failed.
     attempt_count: u64,
     /// Attempts that have begun.
@@ -143,6 +142,8 @@ pub struct CopyStatus {
     pub lag_bytes: u64,
     /// The copy may hold keys of volumes that were destroyed since.
     pub has_destroyed_keys: bool,
+    /// Reason for the failure of the last attempt, and the time for which attempts have failed.
+    pub failure: Option<(String, Duration)>,
 }
 
 impl CopyStatus {
@@ -155,6 +156,7 @@ impl CopyStatus {
             lag_seconds: None,
             lag_bytes: 0,
             has_destroyed_keys,
+            failure: None,
         }
     }
 }
@@ -728,7 +730,8 @@ impl Source {
         let is_behind = |newest: &StateRecord| {
             log.last_lsn.0 > newest.destaged_lsn || commit_number != newest.commit_number
         };
-        let now = unix_seconds_now();
+        let clock = self.pool.tier().clock();
+        let now = clock.unix_seconds();
         let lag_seconds = state.newest.as_ref().map(|newest| match is_behind(newest) {
             true => now.saturating_sub(newest.as_of.max(state.unchanged_until)),
             false => 0,
@@ -739,6 +742,15 @@ impl Source {
         };
         let (spec, counts) = (job.spec.clone(), job.progress.counts());
         let has_destroyed_keys = state.has_destroyed_keys(&self.pool);
-        CopyStatus { spec, state: Some(state), counts, lag_seconds, lag_bytes, has_destroyed_keys }
+        let failure = state.failure.as_ref().map(|(why, since)| (why.clone(), clock.since(*since)));
+        CopyStatus {
+            spec,
+            state: Some(state),
+            counts,
+            lag_seconds,
+            lag_bytes,
+            has_destroyed_keys,
+            failure,
+        }
     }
 }

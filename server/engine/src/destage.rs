@@ -155,9 +155,8 @@ impl Attempt {
 
     /// Notes a failure of the disk. Failures that are far apart (the store was away in between) do
     /// not count as one that lasts.
-    fn note(&mut self, volume: VolumeId, error: &Error) {
+    fn note(&mut self, volume: VolumeId, error: &Error, now: Instant) {
         if is_unreadable(error) {
-            let now = Instant::now();
             let found =
                 self.unreadable.entry(volume).or_insert(Unreadable { since: now, latest: now });
             if now - found.latest > self.unreadable_max / 2 {
@@ -190,9 +189,9 @@ struct Late {
 }
 
 impl Late {
-    fn new(options: DestageOptions) -> Late {
+    fn new(options: DestageOptions, now: Instant) -> Late {
         Late {
-            due: Instant::now() + options.retry,
+            due: now + options.retry,
             pause: options.retry,
             waiting: VecDeque::new(),
             is_under_way: false,
@@ -205,7 +204,7 @@ impl Late {
     /// Begins a round if one is due. Returns whether a round is under way.
     fn begin(&mut self, shared: &Shared) -> bool {
         let is_wanted = shared.is_late_wanted();
-        let is_due = is_wanted || (shared.is_any_aside() && Instant::now() >= self.due);
+        let is_due = is_wanted || (shared.is_any_aside() && shared.clock().now() >= self.due);
         if !self.is_under_way && is_due {
             shared.late_begins();
             self.is_under_way = true;
@@ -222,7 +221,7 @@ impl Late {
             let is_any_better = std::mem::take(&mut self.is_any_better);
             let longer = (self.pause * 2).min(LATE_PAUSE_MAX);
             self.pause = if is_any_better { options.retry } else { longer };
-            self.due = Instant::now() + self.pause;
+            self.due = shared.clock().now() + self.pause;
             self.yields.retain(|volume, _| shared.is_aside(*volume));
             shared.weigh_asides();
             return shared.late_ended();
@@ -255,9 +254,10 @@ pub(crate) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut pause = options.retry;
-    let mut late = Late::new(options);
+    let clock = shared.clock().clone();
+    let mut late = Late::new(options, clock.now());
     let mut attempt: Option<Attempt> = None;
-    let mut burst = Burst::new();
+    let mut burst = Burst::new(clock.now());
     while !*stop.borrow() && !shared.is_stopped() {
         // No late window runs once side files of this attempt are written: they are to join the
         // files that the late window would drop.
@@ -287,7 +287,7 @@ pub(crate) async fn run(
                 // Writes that cover the damage heal a volume, which makes an attempt worthwhile.
                 // The log gets room first.
                 if shared.log.next_frozen().is_none() && !current.sides.is_empty() {
-                    late.due = late.due.min(Instant::now() + options.retry * LATE_NUDGE_PAUSES);
+                    late.due = late.due.min(clock.now() + options.retry * LATE_NUDGE_PAUSES);
                 }
                 attempt = None;
                 pause = options.retry;
@@ -357,7 +357,10 @@ async fn next_generation(
     changes.mark_unchanged();
     let gather = options.gather();
     let mut wake_in = match ripe_generation(shared, options) {
-        Some(_) if !shared.is_wanted() && burst.goes_first(&shared.log.status(), gather) => {
+        Some(_)
+            if !shared.is_wanted()
+                && burst.goes_first(&shared.log.status(), gather, shared.clock().now()) =>
+        {
             // The time until the next release says nothing about the duration of a destage.
             shared.log.note_destage_pause();
             shared.tier.set_urgent(false);
@@ -370,7 +373,7 @@ async fn next_generation(
         },
     };
     if shared.is_any_aside() {
-        wake_in = wake_in.min(late.due.saturating_duration_since(Instant::now()));
+        wake_in = wake_in.min(late.due.saturating_duration_since(shared.clock().now()));
     }
     tokio::select! {
         _ = changes.changed() => {}
@@ -384,7 +387,7 @@ async fn next_generation(
 /// Destages the oldest generation, except for the volumes that cannot be destaged: their data goes
 /// to side files.
 async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), DestageError> {
-    let started = Instant::now();
+    let started = shared.clock().now();
     let log = shared.log.status();
     shared.tier.set_urgent(is_urgent(&log));
     let source = FromLog { log: shared.log.clone() };
@@ -413,7 +416,7 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
         // Failures of single volumes are found before the batch is written, and after a look at the
         // metadata: no earlier attempt has got through either.
         attempt.is_maybe_committed = false;
-        attempt.note(volume, &failed.error);
+        attempt.note(volume, &failed.error, shared.clock().now());
         let is_new = !attempt.sides.contains_key(&volume);
         if !is_new || !attempt.is_of_the_volume(volume, &failed.error) {
             return Err(failed);
@@ -440,7 +443,8 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
     progress.destaged_bytes += report.stored_block_count * BLOCK_BYTES;
     progress.segment_count += report.segment_count;
     progress.stored_bytes += report.object_bytes;
-    progress.busy_ms += u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    progress.busy_ms +=
+        u64::try_from(shared.clock().since(started).as_millis()).unwrap_or(u64::MAX);
     progress.failure = None;
     shared.tier.conditions().clear(ConditionKind::DestageFailing, POOL);
     tracing::debug!(last_lsn = %generation.last_lsn(), ?report, "destaged a window");
@@ -461,7 +465,7 @@ async fn set_aside(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> 
         Err(error) => Err(error),
     };
     let side = side.map_err(|error| {
-        attempt.note(volume, &error);
+        attempt.note(volume, &error, shared.clock().now());
         error.context(format!("set volume {volume} aside"))
     })?;
     step(shared, "side-written")?;

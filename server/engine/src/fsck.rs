@@ -38,7 +38,7 @@ pub async fn fsck_of(config: &PoolConfig, pool: Uuid, key: &PoolKey) -> Result<P
     };
     // A restored pool may still have parts that only the copy holds.
     let volume_keys = volume_keys::load(&store, key, pool).await?;
-    let (store, restored) = restore::store_of(store, key, pool).await?;
+    let (store, restored) = restore::store_of(store, key, pool, &config.clock).await?;
     let mut options = look_options(config, &store, pool, key, manifest.epoch);
     options.restored = restored.as_ref().and_then(Restored::objects);
     options.left_out = restored.and_then(|restored| restored.lacks());

@@ -13,10 +13,6 @@
 //!   pool outlives it.
 //! - A decision about data (who may write, what is durable, what may be deleted) is made here,
 //!   never in a front end or a handler.
-#![expect(
-    clippy::disallowed_methods,
-    reason = "the calls of this crate are still to be moved to `block::env`"
-)]
 
 pub mod asker;
 pub mod background;

@@ -70,7 +70,7 @@ impl Lookout {
     /// Looks once at an open pool.
     pub fn look(&mut self, open: &OpenPool) {
         let log = open.pool.log_status();
-        let is_full = self.full.note(log.is_full, Instant::now());
+        let is_full = self.full.note(log.is_full, open.config.clock.now());
         self.conditions.set(ConditionKind::LogFull, LOG, is_full.then(|| full(&log)));
         let late = late(log.oldest_age().unwrap_or_default(), self.max_age);
         self.conditions.set(ConditionKind::DataAtRisk, POOL, late);
@@ -150,10 +150,11 @@ fn free_bytes(dir: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::env::{Clock, ManualClock};
 
     #[test]
     fn a_state_counts_once_it_lasts_and_until_it_is_over_for_as_long() {
-        let (mut steady, begun) = (Steady::default(), Instant::now());
+        let (mut steady, begun) = (Steady::default(), ManualClock::new().now());
         let at = |seconds| begun + Duration::from_secs(seconds);
         for (second, is_seen, counts) in [
             (0, true, false),

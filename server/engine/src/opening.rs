@@ -307,7 +307,8 @@ async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
     if taken.node.is_copy() {
         leave_attachments(config)?;
     }
-    let (store, restored) = restore::store_of(taken.store.clone(), key, keys.pool()).await?;
+    let (store, restored) =
+        restore::store_of(taken.store.clone(), key, keys.pool(), &config.clock).await?;
     let mut options = tier_options(config, &store, keys.pool(), key, ownership.epoch());
     options.background = Some(crate::background::lane()?);
     let conditions = Conditions::default();
@@ -420,8 +421,9 @@ fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>,
         config.retention,
         &recovery.missing_spill_files,
     )?;
-    let newest_stamp = pool.newest_stamp(block::quantities::unix_seconds_now());
-    pool.set_clock(ProvenClock::open(&taken.dir, newest_stamp, conditions.clone()));
+    let clock = &config.clock;
+    let newest_stamp = pool.newest_stamp(clock.unix_seconds());
+    pool.set_clock(ProvenClock::open(clock.clone(), &taken.dir, newest_stamp, conditions.clone()));
     let step_back = match () {
         () if taken.is_taken_over => Some(StepBack::TakeOver),
         () if is_log_lost => Some(StepBack::LostLog),

@@ -20,7 +20,7 @@ pub use schedules::SchedulePlan;
 pub use snapshots::NamedSnapshot;
 pub use snapshots::some_of;
 
-use crate::clock::{AGREES_WITHIN, ProvenClock, SystemTimes};
+use crate::clock::{AGREES_WITHIN, ProvenClock};
 use crate::destage::{self, DestageOptions};
 use crate::jobs::{Jobs, Need};
 use crate::record::{Durability, VolumeRecord, VolumeState};
@@ -194,7 +194,8 @@ impl Pool {
         }))
     }
 
-    /// Sets the clock. Call this before anything is served; a pool without a clock uses the machine's.
+    /// Sets the clock. Call this before anything is served; a pool without one believes the clock of
+    /// its jobs.
     pub(crate) fn set_clock(&self, clock: ProvenClock) {
         let is_first = self.clock.set(clock).is_ok();
         debug_assert!(is_first, "it has told the time before");
@@ -202,8 +203,8 @@ impl Pool {
 
     /// The clock of the pool.
     pub fn clock(&self) -> &ProvenClock {
-        self.clock
-            .get_or_init(|| ProvenClock::new(Arc::new(SystemTimes), uuid::Uuid::nil(), 0, None))
+        let believed = || ProvenClock::new(self.shared.clock().clone(), uuid::Uuid::nil(), 0, None);
+        self.clock.get_or_init(believed)
     }
 
     /// The newest time that a record names, in seconds since the Unix epoch, ignoring times that are still in the

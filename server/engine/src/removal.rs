@@ -117,8 +117,8 @@ pub async fn purge(config: &PoolConfig, now: bool) -> Result<PoolPurged> {
     let store = Store::open(config.store_url(), &StoreOptions::default())?;
     let kept = Kept {
         retention: config.retention,
-        wall_seconds: quantities::unix_seconds_now(),
-        proven_seconds: clock::proven_in(config.dir()),
+        wall_seconds: config.clock.unix_seconds(),
+        proven_seconds: clock::proven_in(&*config.clock, config.dir()),
     };
     purge_store(&store, &config.key_source(), kept, now).await
 }

@@ -25,8 +25,7 @@ use crate::copies::StateRecord;
 use crate::copies::target::{Pin, Target, WITNESS};
 use crate::names::check_name;
 use crate::pool::Pool;
-use block::env::random_bytes;
-use block::quantities::unix_seconds_now;
+use block::env::{Clock, random_bytes, random_uuid};
 use block::seal::PoolKey;
 use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
 use choice::choose;
@@ -142,20 +141,22 @@ pub async fn store_of(
     store: Store,
     key: &PoolKey,
     pool: Uuid,
+    clock: &Arc<dyn Clock>,
 ) -> Result<(Store, Option<Restored>)> {
     let Some(origin) = read(&store, key, pool).await? else { return Ok((store, None)) };
     if origin.is_whole {
         let (progress, decision) = (Arc::default(), Decision::default());
-        return Ok((store, Some(Restored { origin, objects: None, progress, decision })));
+        let clock = clock.clone();
+        return Ok((store, Some(Restored { origin, objects: None, progress, clock, decision })));
     }
     let target = Target::awaited(&origin.url, origin.env_prefix.as_deref())?;
     let (view, witness) = (target.view(&origin.state).bulk(), ObjectPath::from(WITNESS));
-    let objects = RestoredStore::new(store.bulk(), view, witness, origin.next_segment);
-    let objects = Arc::new(objects);
+    let (bulk, below, clock) = (store.bulk(), origin.next_segment, clock.clone());
+    let objects = Arc::new(RestoredStore::new(bulk, view, witness, below, clock.clone()));
     let with_copy = store.with_bulk(objects.clone());
     let progress = Arc::new(HydrateProgress::of_state(origin.state.segment_bytes));
     let (objects, decision) = (Some(objects), Decision::default());
-    Ok((with_copy, Some(Restored { origin, objects, progress, decision })))
+    Ok((with_copy, Some(Restored { origin, objects, progress, clock, decision })))
 }
 
 /// An open pool that was restored.
@@ -166,6 +167,7 @@ pub struct Restored {
     /// `None` if it is whole.
     objects: Option<Arc<RestoredStore>>,
     progress: Arc<HydrateProgress>,
+    clock: Arc<dyn Clock>,
     decision: Decision,
 }
 
@@ -191,7 +193,7 @@ impl Restored {
 
     /// Progress of fetching since the start.
     pub fn counts(&self) -> HydrateCounts {
-        self.progress.counts()
+        self.progress.counts(self.clock.now())
     }
 
     /// Fetches the data that only the copy has, until the pool is whole, and gives the pin back. Dropping the future
@@ -302,7 +304,7 @@ impl Restored {
         objects: &Arc<RestoredStore>,
         options: HydrateOptions,
     ) -> Result<Lacking> {
-        let before = self.progress.counts().done_bytes;
+        let before = self.counts().done_bytes;
         let mut fetching = std::pin::pin!(tier.hydrate(objects, options, &self.progress));
         loop {
             match tokio::time::timeout(PROGRESS_LOOK, &mut fetching).await {
@@ -311,7 +313,7 @@ impl Restored {
                     self.show_progress(tier);
                     return Ok(lacking);
                 }
-                Err(_) if self.progress.counts().done_bytes > before => self.show_progress(tier),
+                Err(_) if self.counts().done_bytes > before => self.show_progress(tier),
                 Err(_) => {}
             }
         }
@@ -509,7 +511,7 @@ pub async fn restore(
             let origin = Origin {
                 format: Format::CURRENT,
                 pool,
-                lineage: Uuid::new_v4(),
+                lineage: random_uuid(),
                 url: url.to_owned(),
                 env_prefix: env_prefix.map(str::to_owned),
                 next_segment: state.next_segment,
@@ -520,7 +522,7 @@ pub async fn restore(
                 first_new_volume: None,
                 pin: pin.name(),
                 bytes_per_second,
-                created_at: unix_seconds_now(),
+                created_at: config.clock.unix_seconds(),
                 is_whole: false,
                 lost_count: 0,
                 nonce: to_hex(&random_bytes::<16>()),

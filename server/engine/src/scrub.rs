@@ -15,8 +15,7 @@ use crate::clock::AGREES_WITHIN;
 use crate::conditions::POOL;
 use crate::pool::Pool;
 use block::conditions::Report;
-use block::env::random_bytes;
-use block::quantities::unix_seconds_now;
+use block::env::{Clock, random_bytes};
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use control::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
@@ -204,8 +203,8 @@ pub struct ScrubStatus {
     pub record: Option<ScrubRecord>,
     /// A daemon serves the pool, so the scrub continues.
     pub is_serving: bool,
-    /// The reason why it waits, and since when.
-    pub failure: Option<(String, Instant)>,
+    /// The reason why it waits, and for how long it has.
+    pub failure: Option<(String, Duration)>,
 }
 
 #[derive(Default)]
@@ -388,7 +387,8 @@ impl Scrub {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         self.load().await?;
-        let (now, until) = (unix_seconds_now(), self.inner.pool.tier().next_segment());
+        let (now, until) =
+            (self.inner.clock().unix_seconds(), self.inner.pool.tier().next_segment());
         self.inner
             .change(|record| {
                 match record.ended_at {
@@ -431,7 +431,9 @@ impl Scrub {
         self.check()?;
         self.load().await?;
         let state = self.inner.state.lock();
-        let (record, failure) = (state.record.clone(), state.failure.clone());
+        let clock = self.inner.clock();
+        let failure = state.failure.as_ref().map(|(why, since)| (why.clone(), clock.since(*since)));
+        let record = state.record.clone();
         Ok(ScrubStatus { record, is_serving: self.is_serving, failure })
     }
 
@@ -513,9 +515,13 @@ impl Inner {
         }
     }
 
+    fn clock(&self) -> &dyn Clock {
+        &**self.pool.tier().clock()
+    }
+
     async fn run(&self) -> std::convert::Infallible {
         let mut pause = PAUSE;
-        let mut saved_at = Instant::now();
+        let mut saved_at = self.clock().now();
         loop {
             let wait = match self.step(&mut saved_at).await {
                 Ok(wait) => {
@@ -538,7 +544,8 @@ impl Inner {
     fn show_failure(&self, error: Option<&Error>) {
         let mut state = self.state.lock();
         state.failure = error.map(|error| {
-            let since = state.failure.as_ref().map_or_else(Instant::now, |(_, since)| *since);
+            let since =
+                state.failure.as_ref().map_or_else(|| self.clock().now(), |(_, since)| *since);
             (error.chain(), since)
         });
         let report = state.failure.as_ref().map(|(why, _)| {
@@ -569,14 +576,14 @@ impl Inner {
         let tier = self.pool.tier();
         if !record.is_running() {
             let Some(at) = record.next_at() else { return Ok(LOOK) };
-            let now = unix_seconds_now();
+            let now = self.clock().unix_seconds();
             // After a clock was put back, the last start lies in the future, and its successor is
             // not waited for.
             let is_ahead = record.started_at > now.saturating_add(AGREES_WITHIN);
             let at = if is_ahead { now } else { at };
             let left = Duration::from_secs(at.saturating_sub(now));
             if left.is_zero() {
-                let (now, until) = (unix_seconds_now(), tier.next_segment());
+                let (now, until) = (self.clock().unix_seconds(), tier.next_segment());
                 self.save(|record, _| {
                     // The user may have stopped it just now.
                     if record.next_at().is_some() {
@@ -584,18 +591,18 @@ impl Inner {
                     }
                 })
                 .await?;
-                *saved_at = Instant::now();
+                *saved_at = self.clock().now();
             }
             return Ok(left.min(LOOK));
         }
         // A restored pool is verified while it is fetched.
         let mut is_whole = self.is_whole.clone();
         let _ = is_whole.wait_for(|is_whole| *is_whole).await;
-        let begun_at = Instant::now();
+        let begun_at = self.clock().now();
         let looked = tier.scrub_next(record.position).await?;
         let looked = looked.filter(|looked| looked.info.number.0 < record.until);
         let Some(looked) = looked else {
-            let now = unix_seconds_now();
+            let now = self.clock().unix_seconds();
             self.save(|record, _| {
                 if record.is_running() {
                     record.end(now);
@@ -622,12 +629,12 @@ impl Inner {
             }
             self.show_bad(state.record.as_ref());
         }
-        if saved_at.elapsed() >= SAVE {
+        if self.clock().since(*saved_at) >= SAVE {
             self.save(|_, _| {}).await?;
-            *saved_at = Instant::now();
+            *saved_at = self.clock().now();
         }
         let due =
             u64::from(looked.info.object_bytes) as f64 / record.bytes_per_second.max(1) as f64;
-        Ok(Duration::from_secs_f64(due).saturating_sub(begun_at.elapsed()))
+        Ok(Duration::from_secs_f64(due).saturating_sub(self.clock().since(begun_at)))
     }
 }

@@ -17,6 +17,7 @@ use crate::conditions;
 use crate::names::RECORD_BYTES_MAX;
 use crate::ranges::Ranges;
 use crate::record::{VolumeRecord, VolumeState};
+use block::env::Clock;
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
@@ -92,6 +93,11 @@ impl Shared {
             destaged,
             progress: Mutex::default(),
         }
+    }
+
+    /// Returns the clock of the pool's jobs.
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        self.tier.clock()
     }
 
     /// Makes a volume's record durable in the log.

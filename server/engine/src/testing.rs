@@ -8,6 +8,7 @@ use crate::config::{DataConfig, PoolConfig};
 use crate::destage::DestageOptions;
 use crate::pool::Pool;
 use crate::volume_keys::VolumeKeyRing;
+use block::env::SystemClock;
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, WriteFlags};
 use bytes::Bytes;
@@ -151,6 +152,7 @@ pub fn pool_config(place: &Path, dir: &str) -> PoolConfig {
         memory_bytes_max: 1024 * MIB,
         connection_count_max: 64,
         machine_files: vec!["devices.test"],
+        clock: Arc::new(SystemClock),
     }
 }
 

@@ -28,6 +28,7 @@ pub(crate) fn tier_options(
     let data = &config.data;
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let mut options = TierOptions::new(store.bulk(), pool.into_bytes(), key.clone(), epoch);
+    options.clock = config.clock.clone();
     options.algorithm = data.algorithm;
     options.zstd_level = data.zstd_level;
     options.segment_bytes = bytes(data.segment_bytes);

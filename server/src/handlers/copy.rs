@@ -42,7 +42,6 @@ pub(super) fn copy_infos(names: &BTreeMap<u32, String>, copies: Vec<CopyStatus>)
     let info = |status: CopyStatus| {
         let (spec, counts) = (status.spec, status.counts);
         let newest = status.state.as_ref().and_then(|state| state.newest.as_ref());
-        let failure = status.state.as_ref().and_then(|state| state.failure.as_ref());
         CopyInfo {
             url: spec.url,
             env_prefix: spec.env_prefix,
@@ -70,8 +69,8 @@ pub(super) fn copy_infos(names: &BTreeMap<u32, String>, copies: Vec<CopyStatus>)
             deleted_count: counts.deleted_count,
             waiting_count: counts.waiting_count,
             damaged_count: counts.damaged_count + counts.missing_count,
-            failure: failure.map(|(why, _)| why.clone()),
-            failing_seconds: failure.map(|(_, since)| since.elapsed().as_secs()),
+            failure: status.failure.as_ref().map(|(why, _)| why.clone()),
+            failing_seconds: status.failure.map(|(_, lasts)| lasts.as_secs()),
         }
     };
     copies.into_iter().map(info).collect()

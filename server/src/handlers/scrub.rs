@@ -28,7 +28,7 @@ impl AdminPool {
 pub(super) fn scrub_info(status: ScrubStatus) -> ScrubInfo {
     let mut info = ScrubInfo {
         is_served: status.is_serving,
-        failing_seconds: status.failure.as_ref().map(|(_, since)| since.elapsed().as_secs()),
+        failing_seconds: status.failure.as_ref().map(|(_, lasts)| lasts.as_secs()),
         failure: status.failure.map(|(why, _)| why),
         ..ScrubInfo::default()
     };

@@ -80,8 +80,8 @@ impl Rejected {
     }
 
     /// Logs the result of [`Rejected::take`], if it is not empty.
-    pub fn tell(&self) {
-        let Rejects { unproven_count, proven_count, example } = self.take(Instant::now());
+    pub fn tell(&self, now: Instant) {
+        let Rejects { unproven_count, proven_count, example } = self.take(now);
         if unproven_count > 0 {
             tracing::info!(
                 count = unproven_count,
@@ -105,13 +105,14 @@ mod tests {
     use super::*;
     use crate::cache::tests::segment;
     use crate::testing::Rng;
+    use block::env::{Clock, ManualClock};
 
     #[test]
     fn many_rejected_frames_are_told_in_one_line_each_period() {
         let (info, _, frames) = segment(&mut Rng::new(1), 3);
         let frame = FrameRef { info, placement: crate::segment::Placement::Object, at: frames[2] };
         let rejected = Rejected::default();
-        let start = Instant::now();
+        let start = ManualClock::new().now();
         let note = |is_proven, seconds| {
             let now = start + Duration::from_secs(seconds);
             rejected.note(is_proven, &frame, 4096, &SegmentError::Decompress, now)

@@ -360,9 +360,9 @@ fn conditions_of(cache: &FrameCache) -> Vec<ConditionKind> {
 }
 
 async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let begun = SystemClock.now();
     while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what} does not come");
+        assert!(SystemClock.since(begun) < Duration::from_secs(30), "{what} does not come");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
@@ -536,7 +536,7 @@ fn reject_bad(cache: &FrameCache, info: SegmentInfo, frames: &[FrameAt]) -> (u64
             );
         }
     }
-    let told = cache.shared.rejected.take(std::time::Instant::now());
+    let told = cache.shared.rejected.take(SystemClock.now());
     (told.unproven_count, told.proven_count)
 }
 

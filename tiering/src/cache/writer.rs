@@ -89,7 +89,7 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(shared: Arc<Shared>, seeded_bugs: SeededBugs) -> Self {
-        let region_count = shared.sequences.len();
+        let (region_count, looked_at) = (shared.sequences.len(), shared.clock.now());
         Writer {
             shared,
             full: VecDeque::new(),
@@ -100,7 +100,7 @@ impl Writer {
             refused: Vec::new(),
             refusal: String::new(),
             is_short: false,
-            looked_at: Instant::now(),
+            looked_at,
             sequence_next: 1,
             buffer: AlignedBuffer::default(),
             seeded_bugs,
@@ -115,20 +115,21 @@ impl Writer {
         self.look_at_space();
         let mut gathered: Vec<Item> = Vec::new();
         let mut gathered_bytes = 0;
-        let mut deadline = Instant::now();
+        let clock = self.shared.clock.clone();
+        let mut deadline = clock.now();
         loop {
-            if self.looked_at.elapsed() >= SPACE_LOOK {
+            if clock.since(self.looked_at) >= SPACE_LOOK {
                 self.look_at_space();
                 self.shared.look_at_bad();
             }
             let patience = match gathered.is_empty() {
                 true => SPACE_LOOK,
-                false => deadline.saturating_duration_since(Instant::now()),
+                false => deadline.saturating_duration_since(clock.now()),
             };
             let next = work.recv_timeout(patience);
             if let Ok(Work::Frame { key, sealed }) = next {
                 if gathered.is_empty() {
-                    deadline = Instant::now() + GATHER_TIME;
+                    deadline = clock.now() + GATHER_TIME;
                 }
                 gathered_bytes += sealed.len();
                 gathered.push((key, sealed));
@@ -322,7 +323,7 @@ impl Writer {
 
     /// Lets the cache grow again once the disk has space.
     fn look_at_space(&mut self) {
-        self.looked_at = Instant::now();
+        self.looked_at = self.shared.clock.now();
         let wanted_bytes = self.shared.region_bytes * GROWTH_REGIONS.min(self.refused.len() as u64);
         let free_bytes = self.shared.file.free_bytes();
         if free_bytes.is_none_or(|free| free >= wanted_bytes) {

@@ -133,12 +133,13 @@ impl HydrateProgress {
         HydrateProgress { state_bytes, left_bytes, ..HydrateProgress::default() }
     }
 
-    /// Returns the counts at this moment.
+    /// Returns the counts; `now` is a moment of the tier's clock.
     #[must_use]
-    pub fn counts(&self) -> HydrateCounts {
+    pub fn counts(&self, now: Instant) -> HydrateCounts {
         let (left, done) =
             (self.left_bytes.load(Ordering::Relaxed), self.done_bytes.load(Ordering::Relaxed));
-        let taken = self.begun.lock().map_or(0, |begun| begun.elapsed().as_millis() as u64);
+        let taken = |begun| now.saturating_duration_since(begun).as_millis() as u64;
+        let taken = self.begun.lock().map_or(0, taken);
         let left_seconds = (done > 0 && taken > 0).then(|| {
             let per_second = u128::from(done) * 1000 / u128::from(taken);
             u64::try_from(u128::from(left) / per_second.max(1)).unwrap_or(u64::MAX)
@@ -171,11 +172,11 @@ impl Hydrator {
         progress: &HydrateProgress,
     ) -> Result<Lacking> {
         store.reader(|| CopyPeers::reader(store, self)).set_all_stale();
-        progress.begun.lock().get_or_insert_with(Instant::now);
+        progress.begun.lock().get_or_insert_with(|| self.pool.clock.now());
         let (own, own_bytes) = list_own(store).await?;
         let left_bytes = progress.state_bytes.saturating_sub(own_bytes);
         progress.left_bytes.store(left_bytes, Ordering::Relaxed);
-        let pace = Pace::new(options.bytes_per_second);
+        let pace = Pace::new(options.bytes_per_second, self.pool.clock.clone());
         let mut hydration = Hydration {
             job: self,
             store,
@@ -276,7 +277,7 @@ impl Hydration<'_> {
 
     fn is_patient(&self) -> bool {
         let begun = *self.progress.begun.lock();
-        begun.is_some_and(|begun| begun.elapsed() < self.counting_patience)
+        begun.is_some_and(|begun| self.job.pool.clock.since(begun) < self.counting_patience)
     }
 
     /// Fetches the tables and returns how many it fetched. A table that the copy does not send does
@@ -386,14 +387,15 @@ impl Hydration<'_> {
     /// Waits until no dead segment is missing here, or until reclaim has dropped none for
     /// `patience`.
     async fn wait_for_reclaim(&mut self, patience: Duration) -> Result<()> {
-        let (mut fewest, mut since) = (u64::MAX, Instant::now());
+        let clock = &self.job.pool.clock.clone();
+        let (mut fewest, mut since) = (u64::MAX, clock.now());
         loop {
             let count = self.dead_count().await?;
-            if count == 0 || (count >= fewest && since.elapsed() > patience) {
+            if count == 0 || (count >= fewest && clock.since(since) > patience) {
                 return Ok(());
             }
             if count < fewest {
-                (fewest, since) = (count, Instant::now());
+                (fewest, since) = (count, clock.now());
             }
             let _ = self.fetch_waited_for().await?;
             tokio::time::sleep(DEAD_LOOK).await;

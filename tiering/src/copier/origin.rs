@@ -13,6 +13,7 @@ use crate::fetch::store::{OF_COPY, OF_COPY_OBJECT, StoreReader};
 use crate::map::database;
 use crate::segment::SegmentName;
 use crate::segment_store::ObjectSegments;
+use block::env::Clock;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::path::Path;
@@ -45,6 +46,7 @@ pub struct RestoredStore {
     /// have.
     read: Mutex<HashMap<Path, u64>>,
     is_whole: AtomicBool,
+    clock: Arc<dyn Clock>,
     started: Instant,
     /// Reader with which hydration reads the copy; it remembers objects that could not be read.
     reader: OnceLock<StoreReader>,
@@ -62,6 +64,7 @@ impl RestoredStore {
         copy: Arc<dyn ObjectStore>,
         witness: Path,
         below: u64,
+        clock: Arc<dyn Clock>,
     ) -> RestoredStore {
         RestoredStore {
             own,
@@ -70,7 +73,8 @@ impl RestoredStore {
             below,
             read: Mutex::default(),
             is_whole: AtomicBool::new(false),
-            started: Instant::now(),
+            started: clock.now(),
+            clock,
             reader: OnceLock::new(),
             last_read_ms: AtomicU64::new(0),
         }
@@ -172,7 +176,7 @@ impl RestoredStore {
     /// Returns whether a client waited for the copy within this time.
     pub(crate) fn is_read_within(&self, time: Duration) -> bool {
         let last = self.last_read_ms.load(Ordering::Relaxed);
-        let now = self.started.elapsed().as_millis() as u64;
+        let now = self.clock.since(self.started).as_millis() as u64;
         last > 0 && Duration::from_millis(now.saturating_sub(last)) < time
     }
 
@@ -184,7 +188,7 @@ impl RestoredStore {
     }
 
     fn note_read(&self, path: &Path) {
-        let now = self.started.elapsed().as_millis() as u64;
+        let now = self.clock.since(self.started).as_millis() as u64;
         self.last_read_ms.store(now.max(1), Ordering::Relaxed);
         let mut read = self.read.lock();
         if read.len() >= COUNTED_MAX && !read.contains_key(path) {

@@ -63,7 +63,7 @@ impl Copier {
             self.manifests.remove(&number);
             paths.push(database::manifest_path(number));
         }
-        let since = Instant::now();
+        let since = self.source.pool.clock.now();
         let doomed = paths.into_iter().map(|path| Doomed { path, since_state: state, since });
         self.doomed.extend(doomed);
         let excess = self.doomed.len().saturating_sub(DOOMED_MAX);
@@ -80,8 +80,9 @@ impl Copier {
     /// process owns the pool.
     pub async fn collect(&mut self, pinned: Option<u64>) -> Result<u64> {
         let is_pin_ignored = self.source.pool.seeded_bugs.pin_ignored;
+        let now = self.source.pool.clock.now();
         let is_free = |doomed: &Doomed| {
-            doomed.since.elapsed() >= self.options.grace
+            now.saturating_duration_since(doomed.since) >= self.options.grace
                 && (is_pin_ignored || pinned.is_none_or(|pinned| pinned >= doomed.since_state))
         };
         // In the order in which they were replaced, so that no free object is behind one that is

@@ -43,8 +43,8 @@ impl Bad {
         Bad { found: Found::Damaged, first: Found::Damaged, again_at: None }
     }
 
-    fn is_due(&self) -> bool {
-        self.again_at.is_none_or(|at| Instant::now() >= at)
+    fn is_due(&self, now: Instant) -> bool {
+        self.again_at.is_none_or(|at| now >= at)
     }
 }
 
@@ -104,7 +104,7 @@ impl Copier {
                 }
             }
             let is_wanted = |info: &SegmentInfo| match self.bad.get(&info.number.0) {
-                Some(bad) => bad.is_due(),
+                Some(bad) => bad.is_due(self.source.pool.clock.now()),
                 None => self.segments.get(&info.number.0) != Some(&held_of(info)),
             };
             let missing = named.values().filter(|record| is_wanted(&record.info));
@@ -141,8 +141,10 @@ impl Copier {
     /// Retries copying segments that the newest published state lacks because they could not be
     /// read or were missing.
     pub(super) async fn complete(&mut self) -> Result<()> {
-        let is_wanted =
-            |bad: &Bad| bad.is_due() && matches!(bad.found, Found::Unreadable | Found::Missing);
+        let is_wanted = |bad: &Bad| {
+            bad.is_due(self.source.pool.clock.now())
+                && matches!(bad.found, Found::Unreadable | Found::Missing)
+        };
         let due = self.bad.iter().filter(|(_, bad)| is_wanted(bad)).map(|(number, _)| *number);
         let due: Vec<u64> = due.take(COMPLETED_MAX).collect();
         for number in due {
@@ -180,7 +182,7 @@ impl Copier {
         let pause = if found == Found::Unreadable { UNREADABLE_AGAIN } else { BAD_AGAIN };
         let first = self.bad.get(&number).map(|bad| bad.first);
         let is_new = first.is_none();
-        let again_at = Some(Instant::now() + pause);
+        let again_at = Some(self.source.pool.clock.now() + pause);
         self.bad.insert(number, Bad { found, first: first.unwrap_or(found), again_at });
         let count = match found {
             Found::Missing | Found::Unreadable => &self.progress.missing_count,

@@ -2,6 +2,7 @@
 //! rate.
 
 use crate::places::{OBJECTS_AT_ONCE, Places};
+use block::env::Clock;
 use block::{Error, ErrorKind, Result};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
@@ -112,22 +113,23 @@ pub(super) struct Pace {
     /// Bytes per second.
     rate: Option<u64>,
     free_at: Mutex<Instant>,
+    clock: Arc<dyn Clock>,
 }
 
 impl Pace {
-    pub(super) fn new(rate: Option<u64>) -> Pace {
-        Pace { rate, free_at: Mutex::new(Instant::now()) }
+    pub(super) fn new(rate: Option<u64>, clock: Arc<dyn Clock>) -> Pace {
+        Pace { rate, free_at: Mutex::new(clock.now()), clock }
     }
 
     /// Waits until this many bytes may be sent.
     pub(super) async fn wait(&self, bytes: u64) {
         let Some(rate) = self.rate else { return };
-        let at = {
-            let mut free_at = self.free_at.lock();
-            let at = (*free_at).max(Instant::now());
+        let pause = {
+            let (mut free_at, now) = (self.free_at.lock(), self.clock.now());
+            let at = (*free_at).max(now);
             *free_at = at + Duration::from_secs_f64(bytes as f64 / rate as f64);
-            at
+            at - now
         };
-        tokio::time::sleep_until(at.into()).await;
+        tokio::time::sleep(pause).await;
     }
 }

@@ -22,7 +22,7 @@ use block::{Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Frames that are read at a time for comparison. Chosen by hand: at most 4 MiB.
 const FRAMES_AT_ONCE: usize = 64;
@@ -184,9 +184,9 @@ impl Job<'_> {
         }
         for frames in frames.chunks(FRAMES_AT_ONCE) {
             let refs: Vec<FrameRef> = frames.iter().map(|(frame, _)| frame.clone()).collect();
-            let begun = Instant::now();
+            let begun = self.destage.pool.clock.now();
             let read = self.read_frames(&refs).await;
-            self.duplicates.waited += begun.elapsed();
+            self.duplicates.waited += self.destage.pool.clock.since(begun);
             let Some(read) = read.filter(|_| self.duplicates.waited < WAIT_MAX) else {
                 self.duplicates.is_given_up = true;
                 break;

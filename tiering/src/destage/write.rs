@@ -29,7 +29,6 @@ use block::seal::Algorithm;
 use block::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
 use tokio::task::JoinSet;
 
 /// Counts of the data written.
@@ -334,7 +333,7 @@ fn build(
     pieces: &[Piece],
     is_dedup: bool,
 ) -> Result<(Option<SealedSegment>, Stored)> {
-    let started = Instant::now();
+    let started = output.pool.clock.now();
     let root = output.pool.volume_keys.root(seed.key, &output.pool.key);
     let root =
         root.ok_or_else(|| SegmentError::NoKey(seed.key).into_error("build segment".to_owned()))?;
@@ -395,7 +394,7 @@ fn build(
         let (info, bytes) = builder.finish_in();
         SealedSegment { info, bytes: output.buffers.share(bytes) }
     });
-    stored.report.build_us = micros(started);
+    stored.report.build_us = micros(output.pool.clock.since(started));
     Ok((segment, stored))
 }
 

@@ -6,7 +6,9 @@
 use crate::cache::{CacheOptions, CacheStatus};
 use crate::outage::StoreFailure;
 use block::Conditions;
+use block::env::{Clock, SystemClock};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Default of [`FramesOptions::missing_patience`]. Chosen by hand: longer than it takes to rename a
@@ -44,6 +46,8 @@ pub struct FramesOptions {
     pub unreadable_patience: Duration,
     /// Registry in which store reads and the NVMe cache raise lasting conditions.
     pub conditions: Conditions,
+    /// Time for patience, pauses and the ages of failures.
+    pub clock: Arc<dyn Clock>,
 }
 
 impl Default for FramesOptions {
@@ -59,6 +63,7 @@ impl Default for FramesOptions {
             missing_patience: MISSING_PATIENCE,
             unreadable_patience: UNREADABLE_PATIENCE,
             conditions: Conditions::default(),
+            clock: Arc::new(SystemClock),
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::seeded_bugs::SeededBugs;
 use crate::segment::{SegmentInfo, StoredSegment};
 use crate::segment_store::SegmentStore;
 use block::conditions::Report;
+use block::env::{Clock, random_bytes};
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use bytes::Bytes;
 use object_store::ObjectStoreExt;
@@ -27,9 +28,8 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
 /// Pause before the second attempt; it doubles from then on. Chosen by hand.
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
@@ -91,6 +91,7 @@ pub struct StoreReader {
     /// missing, and no object is judged.
     peers: OnceLock<(Arc<dyn Peers>, SeededBugs)>,
     conditions: Conditions,
+    clock: Arc<dyn Clock>,
     /// Requests sent, whatever their outcome.
     pub request_count: AtomicU64,
     /// Requests that failed for a transient reason.
@@ -120,11 +121,12 @@ impl StoreReader {
             attempt_timeout: options.attempt_timeout,
             retry_duration_max: options.retry_duration_max,
             is_impatient: false,
-            outage: Outage::new(Way::Read, options.conditions.clone()),
+            outage: Outage::new(Way::Read, options.conditions.clone(), options.clock.clone()),
             waited_for: Mutex::default(),
             suspects: Mutex::new(Suspects::new(patience)),
             peers: OnceLock::new(),
             conditions: options.conditions.clone(),
+            clock: options.clock.clone(),
             request_count: AtomicU64::new(0),
             retry_count: AtomicU64::new(0),
             read_bytes: AtomicU64::new(0),
@@ -156,7 +158,7 @@ impl StoreReader {
     /// failing.
     pub async fn get(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes> {
         let info = &segment.info;
-        let started = Instant::now();
+        let started = self.clock.now();
         let mut backoff = BACKOFF_FIRST;
         // Spares the store a request from each of many readers of one bad object.
         let (verdict, _) = self.suspects.lock().verdict(&info.id, started);
@@ -164,7 +166,7 @@ impl StoreReader {
             return Err(verdict_error(info, verdict, None));
         }
         loop {
-            let begun = Instant::now();
+            let begun = self.clock.now();
             let source = match self.attempt(segment, range.clone()).await {
                 Ok(bytes) => return Ok(self.accept(info, bytes)),
                 Err(error) if is_unsupported(&error) => {
@@ -178,7 +180,7 @@ impl StoreReader {
                 Verdict::Undecided => {}
                 verdict => return Err(verdict_error(info, verdict, Some(source))),
             }
-            if started.elapsed() + backoff > self.retry_duration_max {
+            if self.clock.since(started) + backoff > self.retry_duration_max {
                 let what = format!("read {info}: the object store does not answer");
                 return Err(Error::with_source(ErrorKind::Unavailable, what, source));
             }
@@ -218,7 +220,7 @@ impl StoreReader {
     /// Retries some of the judged objects, and ends the conditions of those that can be read or are
     /// no longer referenced. Returns the objects whose conditions have ended.
     pub(crate) async fn try_again(&self) -> Vec<SegmentInfo> {
-        let due = self.suspects.lock().take_due(Instant::now(), AGAIN_PAUSE, AGAIN_MAX);
+        let due = self.suspects.lock().take_due(self.clock.now(), AGAIN_PAUSE, AGAIN_MAX);
         self.look_for_the_end().await;
         let mut ended = Vec::new();
         for segment in due {
@@ -249,7 +251,7 @@ impl StoreReader {
         let is_due = self.outage.status().is_some_and(|failure| failure.age >= AGAIN_PAUSE);
         let segment = self.waited_for.lock().clone().filter(|_| is_due);
         let Some(segment) = segment else { return };
-        let begun = Instant::now();
+        let begun = self.clock.now();
         let error = match self.attempt(&segment, 0..1).await {
             Ok(bytes) => return drop(self.accept(&segment.info, bytes)),
             Err(error) => error,
@@ -320,7 +322,7 @@ impl StoreReader {
         is_first: bool,
     ) -> Result<Verdict> {
         let info = &segment.info;
-        let lasted = begun.elapsed();
+        let lasted = self.clock.since(begun);
         let is_not_found = matches!(error, object_store::Error::NotFound { .. });
         if is_of_the_store(error) {
             self.note_outage(segment, error);
@@ -341,14 +343,14 @@ impl StoreReader {
             return Ok(Verdict::Missing);
         }
         let place = self.probe_places.try_acquire();
-        let is_round = place.is_ok() && self.suspects.lock().begin_round(segment, Instant::now());
+        let is_round = place.is_ok() && self.suspects.lock().begin_round(segment, self.clock.now());
         // A truncated object is found out at once, whatever else is failing.
         let head = match is_round || is_first {
             true => self.head(segment).await?,
             false => Head::Unknown,
         };
         if !is_round {
-            return Ok(self.suspects.lock().verdict(&info.id, Instant::now()).0);
+            return Ok(self.suspects.lock().verdict(&info.id, self.clock.now()).0);
         }
         let cause = match (head, is_not_found) {
             (Head::NotThere, _) => Some(Cause::Missing),
@@ -369,7 +371,7 @@ impl StoreReader {
         let Some((cause, are_others_read)) = cause.zip(are_others_read) else {
             return Ok(Verdict::Undecided);
         };
-        let now = Instant::now();
+        let now = self.clock.now();
         let round = Round { cause, lasted, are_others_read };
         let (verdict, is_new) = self.suspects.lock().end_round(&info.id, now, round);
         if is_new {
@@ -413,13 +415,13 @@ impl StoreReader {
                         // The store answers, so these fail on their own: later probes avoid them.
                         let mut list = self.suspects.lock();
                         for other in &unread {
-                            let _ = list.begin_round(other, Instant::now());
+                            let _ = list.begin_round(other, self.clock.now());
                         }
                         return Some(true);
                     }
                     (Err(object_store::Error::NotFound { .. }), Some(other)) => {
                         // The next probe asks a different object.
-                        let _ = self.suspects.lock().begin_round(&other, Instant::now());
+                        let _ = self.suspects.lock().begin_round(&other, self.clock.now());
                         suspects.insert(other.info.id);
                     }
                     (Err(error), Some(other)) if !is_of_the_store(&error) => {
@@ -525,7 +527,6 @@ fn verdict_error(
 /// Returns a duration between half of `backoff` and all of it, so that many readers do not retry at
 /// the same instant.
 fn jittered(backoff: Duration) -> Duration {
-    use std::hash::{BuildHasher, RandomState};
-    let random = RandomState::new().hash_one(0u8) % 512;
-    backoff / 2 + backoff / 1024 * u32::try_from(random).expect("below 512")
+    let random = u16::from_le_bytes(random_bytes()) % 512;
+    backoff / 2 + backoff / 1024 * u32::from(random)
 }

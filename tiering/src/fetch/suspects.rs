@@ -14,8 +14,7 @@
 
 use crate::segment::{SegmentId, StoredSegment};
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Rounds, in the sum of their weights, before an object counts as unreadable. Chosen by hand: with
 /// a store that fails every second request at random, six such rounds in a row occur once in 4,096
@@ -280,6 +279,7 @@ mod tests {
     use crate::segment::{SegmentInfo, SegmentNumber};
     use crate::testing::{Rng, seeds};
     use block::Epoch;
+    use block::env::{Clock, ManualClock};
 
     const PATIENCE: Patience =
         Patience { missing: Duration::from_secs(5), unreadable: Duration::from_secs(10) };
@@ -302,7 +302,8 @@ mod tests {
         seconds: u64,
         mut attempt: impl FnMut(&mut Suspects, Duration) -> Option<(Cause, Duration, bool)>,
     ) -> Option<(Duration, Verdict)> {
-        let (mut suspects, begin, one) = (Suspects::new(PATIENCE), Instant::now(), info(1));
+        let (mut suspects, begin, one) =
+            (Suspects::new(PATIENCE), ManualClock::new().now(), info(1));
         let (mut at, mut pause) = (Duration::ZERO, Duration::from_millis(50));
         while at < Duration::from_secs(seconds) {
             match attempt(&mut suspects, at) {
@@ -368,7 +369,7 @@ mod tests {
     async fn a_verdict_is_suspended_in_an_outage_and_ends_when_the_object_is_read() {
         let (mut suspects, one) = (Suspects::new(PATIENCE), info(1));
         let round = Round { cause: Cause::Passing, lasted: Duration::ZERO, are_others_read: true };
-        let mut now = Instant::now();
+        let mut now = ManualClock::new().now();
         for _ in 0..8 {
             now += Duration::from_secs(2);
             assert!(suspects.begin_round(&one.into(), now));
@@ -393,7 +394,7 @@ mod tests {
     #[tokio::test]
     async fn the_list_is_bounded() {
         let mut suspects = Suspects::new(PATIENCE);
-        let now = Instant::now();
+        let now = ManualClock::new().now();
         for number in 0..SUSPECTS_MAX as u64 + 100 {
             assert!(
                 suspects.begin_round(&info(number).into(), now + Duration::from_millis(number))

@@ -110,13 +110,6 @@ impl Undeletable {
     pub(crate) fn count(&self) -> usize {
         self.0.lock().len()
     }
-
-    /// Makes all objects due, as if hours had passed.
-    #[cfg(test)]
-    pub(crate) fn make_due(&self) {
-        let now = Instant::now();
-        self.0.lock().values_mut().for_each(|refused| refused.due = now);
-    }
 }
 
 #[cfg(test)]
@@ -124,6 +117,7 @@ mod tests {
     use super::*;
     use crate::segment::SegmentNumber;
     use block::Epoch;
+    use block::env::{Clock, ManualClock};
 
     fn leftover(number: u64) -> Leftover {
         let name = SegmentName { epoch: Epoch(1), number: SegmentNumber(number), id: [7; 16] };
@@ -134,7 +128,7 @@ mod tests {
     fn tries_come_later_and_later_and_the_registry_is_not_filled() {
         let (all, conditions) = (Undeletable::default(), Conditions::default());
         let (segment, subject) = (leftover(0), leftover(0).name.to_string());
-        let mut now = Instant::now();
+        let mut now = ManualClock::new().now();
         for minutes in [1, 2, 4, 8, 16, 32, 60, 60] {
             all.note(&conditions, &segment, "denied", now);
             let pause = Duration::from_secs(minutes * 60);

@@ -9,9 +9,10 @@
 //! While it holds a lock, it calls no foreign code other than `Hash`, `Eq` and the closures of
 //! [`ClockCache::retain`] and [`ClockCache::insert_if`].
 
+use block::env::random_bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 const SHARD_COUNT: usize = 16;
 
@@ -22,7 +23,8 @@ pub const ENTRY_OVERHEAD_BYTES: usize = 112;
 pub struct ClockCache<K, V> {
     shards: Box<[Mutex<Shard<K, V>>]>,
     shard_bytes_max: usize,
-    hasher: RandomState,
+    /// Random, so that clients cannot choose keys of one shard.
+    seed: u64,
 }
 
 struct Shard<K, V> {
@@ -48,14 +50,16 @@ impl<K: Hash + Eq + Clone, V: Clone> ClockCache<K, V> {
         ClockCache {
             shards: (0..SHARD_COUNT).map(|_| shard()).collect(),
             shard_bytes_max: bytes_max / SHARD_COUNT,
-            hasher: RandomState::new(),
+            seed: u64::from_le_bytes(random_bytes()),
         }
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
-        let hash = self.hasher.hash_one(key);
+        let mut hasher = DefaultHasher::new();
+        self.seed.hash(&mut hasher);
+        key.hash(&mut hasher);
         // The hash map inside uses the low bits.
-        &self.shards[(hash >> 57) as usize % SHARD_COUNT]
+        &self.shards[(hasher.finish() >> 57) as usize % SHARD_COUNT]
     }
 
     /// The value of `key`, if it is in the cache.

@@ -13,6 +13,7 @@
 //!   its garbage. Tables are named by this clock. The age of manifests comes from the store, so
 //!   their minimum age must be longer by the time that this clock is ahead.
 
+use block::env::Clock as _;
 use chrono::{DateTime, Utc};
 use parking_lot::Mutex;
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
@@ -73,7 +74,7 @@ impl MonotonicClock {
             true => behind + MARGIN,
             false => Duration::ZERO,
         };
-        let begun = (inner.now(), Instant::now());
+        let begun = (inner.now(), block::env::SystemClock.now());
         MonotonicClock { inner, begun, behind, ahead, shift }
     }
 
@@ -96,7 +97,7 @@ impl MonotonicClock {
 impl SystemClock for MonotonicClock {
     fn now(&self) -> DateTime<Utc> {
         let (begun, since) = self.begun;
-        shown(self.inner.now(), begun, since.elapsed()) + self.ahead()
+        shown(self.inner.now(), begun, block::env::SystemClock.since(since)) + self.ahead()
     }
 
     fn sleep<'a>(&'a self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {

@@ -147,11 +147,11 @@ impl Kept {
 mod tests {
     use super::super::database::{Database, DatabaseOptions};
     use super::*;
+    use block::env::{Clock as _, SystemClock as MachineClock};
     use object_store::memory::InMemory;
     use object_store::path::Path;
     use slatedb::WriteBatch;
     use std::collections::BTreeSet;
-    use std::time::Instant;
 
     const MINUTE: Duration = Duration::from_secs(60);
     /// Maximum time that the test waits for a compaction or a collection.
@@ -173,9 +173,9 @@ mod tests {
 
     /// Commits until the newest state contains no table of `old`.
     async fn replace_all(db: &Database, old: &BTreeSet<Path>, number: &mut u32) {
-        let begun = Instant::now();
+        let begun = MachineClock.now();
         while db.objects().tables.iter().any(|table| old.contains(table)) {
-            assert!(begun.elapsed() < WAIT_MAX, "nothing is compacted");
+            assert!(MachineClock.since(begun) < WAIT_MAX, "nothing is compacted");
             *number += 1;
             commit(db, *number).await;
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -213,10 +213,10 @@ mod tests {
                 continue;
             }
             let others: Vec<Path> = old.difference(&mine).cloned().collect();
-            let begun = Instant::now();
+            let begun = MachineClock.now();
             for table in others {
                 while is_there(&store, &table).await {
-                    assert!(begun.elapsed() < WAIT_MAX, "{table} is not collected");
+                    assert!(MachineClock.since(begun) < WAIT_MAX, "{table} is not collected");
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     reader.keep_on().await;
                     // The compactor's checkpoint keeps it, which ends after 15 minutes.

@@ -74,9 +74,10 @@ impl State {
     }
 
     /// Returns whether the pages should be examined again.
-    pub(super) fn is_recount_due(&self, number: u64, live: u32) -> bool {
+    pub(super) fn is_recount_due(&self, number: u64, live: u32, now: Instant) -> bool {
         self.recounted.get(&number).is_none_or(|known| {
-            known.live != live && (cfg!(test) || known.at.elapsed() >= POSTPONED_TIME)
+            let is_old = now.saturating_duration_since(known.at) >= POSTPONED_TIME;
+            known.live != live && (cfg!(test) || is_old)
         })
     }
 
@@ -115,7 +116,7 @@ impl Reclaim {
                     error = %error.chain(),
                     "a segment that is named often is not looked into"
                 );
-                let (live, at) = (recount.live, Instant::now());
+                let (live, at) = (recount.live, self.pool.clock.now());
                 state.note_recounted(number, Recounted { live, places: live, at });
                 return Ok(ReclaimReport::default());
             }
@@ -134,7 +135,7 @@ impl Reclaim {
             return Ok(report);
         }
         let places = u32::try_from(recount.places).unwrap_or(u32::MAX);
-        let (live, at) = (recount.live, Instant::now());
+        let (live, at) = (recount.live, self.pool.clock.now());
         state.note_recounted(number, Recounted { live, places, at });
         if places < live {
             // It may be worth rewriting.
@@ -166,7 +167,7 @@ impl Reclaim {
                 Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
                 // Each block is referenced once, or the number is unknown.
                 _ => {
-                    let known = Recounted { live, places: live, at: Instant::now() };
+                    let known = Recounted { live, places: live, at: self.pool.clock.now() };
                     self.state.lock().note_recounted(number, known);
                 }
             }

@@ -101,7 +101,7 @@ impl Reclaim {
         let mut all = Liveness { is_cut: has_more, ..Liveness::default() };
         let mut places = LivePlaces::new();
         while let Some((page, look)) = looks.try_next().await? {
-            if all.state_count > STATES_AT_ONCE || begun.elapsed() > VICTIMS_TIME_MAX {
+            if all.state_count > STATES_AT_ONCE || self.pool.clock.since(begun) > VICTIMS_TIME_MAX {
                 all.is_cut = true;
                 break;
             }

@@ -20,7 +20,6 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Live blocks that were rewritten, and the segments that are empty as a result.
 pub(super) struct Rewritten {
@@ -55,11 +54,11 @@ impl Reclaim {
         let (mut state_count, mut nobody) = (0, 0);
         let mut by_place = ByPlace::default();
         let mut later = Vec::new();
-        let begun = Instant::now();
+        let begun = self.pool.clock.now();
         // Clear it also after a step that was dropped.
         self.state.lock().looking = None;
         for victim @ Victim { record, .. } in victims {
-            if begun.elapsed() > VICTIMS_TIME_MAX {
+            if self.pool.clock.since(begun) > VICTIMS_TIME_MAX {
                 later.push(victim.clone()); // do not waste the work done so far
                 continue;
             }

@@ -13,6 +13,7 @@
 use super::Repair;
 use crate::outage::public_text;
 use crate::segment::SegmentInfo;
+use block::env::Clock;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -21,9 +22,8 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
 /// Longest wait for one copy to send a segment. Chosen by hand: 16 MiB at 2 Mbit/s.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 5 } else { 60 });
@@ -50,6 +50,7 @@ pub struct MendSource {
 pub(super) struct Source {
     copy: MendSource,
     places: Arc<Semaphore>,
+    clock: Arc<dyn Clock>,
     failed_at: Mutex<Option<Instant>>,
 }
 
@@ -57,18 +58,18 @@ pub(super) struct Source {
 type Sent = Result<Bytes, String>;
 
 impl Source {
-    pub(super) fn new(copy: MendSource) -> Source {
+    pub(super) fn new(copy: MendSource, clock: Arc<dyn Clock>) -> Source {
         let places = Arc::new(Semaphore::new(READS_AT_ONCE));
-        Source { copy, places, failed_at: Mutex::default() }
+        Source { copy, places, clock, failed_at: Mutex::default() }
     }
 
     /// Returns whether its last request failed or is overdue.
     pub(super) fn is_failing(&self) -> bool {
-        self.failed_at.lock().is_some_and(|at| at.elapsed() < REST)
+        self.failed_at.lock().is_some_and(|at| self.clock.since(at) < REST)
     }
 
     fn note_failing(&self) {
-        *self.failed_at.lock() = Some(Instant::now());
+        *self.failed_at.lock() = Some(self.clock.now());
     }
 
     /// Like [`Source::get`], within a time limit.

@@ -9,7 +9,6 @@ use crate::repair::MendSource;
 use block::Result;
 use object_store::ObjectStore;
 use std::sync::Arc;
-use std::time::Instant;
 
 impl Tier {
     /// Lists the contents of the copy in `target`. Call the copier's methods from the background
@@ -63,6 +62,6 @@ impl Tier {
 
     /// Fades old reads. Call it once in a while.
     pub fn fade(&self) {
-        self.parts.segments.heat.fade(Instant::now());
+        self.parts.segments.heat.fade(self.parts.pool.clock.now());
     }
 }

@@ -4,7 +4,7 @@ use super::Tier;
 use crate::dedup::DedupStatus;
 use block::{Error, ErrorKind, Result, VolumeId};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Number of newest segments whose fingerprints are read at a start. Chosen by hand: 128 GiB of
 /// segments of the default size.
@@ -77,7 +77,8 @@ impl Tier {
         self.parts.pool.check_writable()?;
         let last = {
             let sweep = self.parts.dedup.sweep.lock();
-            let is_due = sweep.ended.is_none_or(|ended| ended.elapsed() >= SWEEP_PAUSE);
+            let is_due =
+                sweep.ended.is_none_or(|ended| self.parts.pool.clock.since(ended) >= SWEEP_PAUSE);
             let is_urgent = self.parts.jobs.output.is_urgent.load(Ordering::Relaxed);
             if !self.parts.metadata.map.has_dedup()
                 || is_urgent
@@ -101,7 +102,7 @@ impl Tier {
         }
         let mut sweep = self.parts.dedup.sweep.lock();
         if next.is_none() {
-            sweep.ended = Some(Instant::now());
+            sweep.ended = Some(self.parts.pool.clock.now());
         }
         sweep.last = next;
         Ok(sweep.last.is_some())

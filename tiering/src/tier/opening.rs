@@ -62,7 +62,11 @@ impl Tier {
         check(&options)?;
         let background = options.background.clone().unwrap_or_else(Handle::current);
         let conditions = options.conditions.clone();
-        let watched = Arc::new(RecordingStore::new(options.store.clone(), conditions.clone()));
+        let watched = Arc::new(RecordingStore::new(
+            options.store.clone(),
+            conditions.clone(),
+            options.clock.clone(),
+        ));
         let (opening, store) = (options.clone(), watched.clone());
         let open = async move {
             match purpose {
@@ -99,6 +103,7 @@ impl Tier {
             is_read_only,
             owner_check: options.owner_check.clone(),
             conditions,
+            clock: options.clock.clone(),
             background,
             seeded_bugs: options.seeded_bugs,
         };
@@ -120,12 +125,17 @@ impl Tier {
 async fn open_segments(options: &TierOptions) -> Result<Segments> {
     let store: Arc<dyn SegmentStore> = Arc::new(ObjectSegments::new(options.store.clone()));
     let (segments, keys) = (store.clone(), keys_of(options));
-    let frames = FramesOptions { conditions: options.conditions.clone(), ..options.frames.clone() };
+    let frames = FramesOptions {
+        conditions: options.conditions.clone(),
+        clock: options.clock.clone(),
+        ..options.frames.clone()
+    };
     let open = move || Frames::open(segments, keys, frames);
     let frames = tokio::task::spawn_blocking(open)
         .await
         .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?;
-    Ok(Segments { store, frames, leftovers: Leftovers::default(), heat: Heat::default() })
+    let heat = Heat::new(options.clock.now());
+    Ok(Segments { store, frames, leftovers: Leftovers::default(), heat })
 }
 
 fn keys_of(options: &TierOptions) -> PoolKeys {
@@ -162,7 +172,7 @@ fn assemble(options: TierOptions, watched: Arc<RecordingStore>, shared: JobParts
             segments_in_flight_max: options.segments_in_flight_max,
         },
         buffers: Buffers::new(options.segments_in_flight_max),
-        uploads: Outage::new(Way::Upload, pool.conditions.clone()),
+        uploads: Outage::new(Way::Upload, pool.conditions.clone(), pool.clock.clone()),
         upload_retry_count: AtomicU64::new(0),
         is_urgent: AtomicBool::new(false),
     });
@@ -202,7 +212,7 @@ fn assemble(options: TierOptions, watched: Arc<RecordingStore>, shared: JobParts
         segments: segments.clone(),
         exclusions: exclusions.clone(),
         dedup: dedup.clone(),
-        frames: options.frames.clone(),
+        frames: FramesOptions { clock: pool.clock.clone(), ..options.frames.clone() },
         places,
     };
     let reopener =

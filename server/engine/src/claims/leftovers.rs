@@ -20,10 +20,16 @@ use tokio::time::Instant;
 
 /// Longest wait for requests of earlier connections. Chosen by hand: less than the time that a client gives its
 /// negotiation; it tries again.
-pub(super) const DRAIN_WAIT: Duration = Duration::from_secs(8);
+const DRAIN_WAIT: Duration = Duration::from_secs(8);
 /// Part of that wait in which a connection closed by its client may finish its requests. Chosen by
 /// hand: a store that answers needs less.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
+
+/// Returns the end of a wait for requests of earlier connections that begins now, as a moment of
+/// tokio's timers.
+pub(super) fn drain_deadline() -> Instant {
+    tokio::time::sleep(DRAIN_WAIT).deadline()
+}
 
 impl Claims {
     /// Finishes or drops the requests of connections that their clients have closed. Open connections are not affected. To
@@ -32,7 +38,7 @@ impl Claims {
     /// # Errors
     /// `Unavailable`: it takes too long; try again. Errors of the log.
     pub async fn end_leftovers(&self, volume: u32) -> Result<()> {
-        self.end_left(volume, None, Instant::now() + DRAIN_WAIT).await
+        self.end_left(volume, None, drain_deadline()).await
     }
 
     /// Like [`Claims::end_leftovers`], on behalf of the connection `own`, which is left alone.
@@ -104,6 +110,6 @@ impl Claims {
     /// `Unavailable`: earlier requests are still in the log; try again. Errors of the log.
     pub async fn settle(&self, volume: u32) -> Result<()> {
         self.end_leftovers(volume).await?;
-        self.quiet(volume, &[], Instant::now() + DRAIN_WAIT).await
+        self.quiet(volume, &[], drain_deadline()).await
     }
 }

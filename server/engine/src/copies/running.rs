@@ -8,7 +8,7 @@ use super::list::Published;
 use super::target::Target;
 use super::{CopySpec, CopyState, Source, StateRecord};
 use block::conditions::Report;
-use block::quantities::unix_seconds_now;
+use block::env::Clock;
 use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -50,6 +50,10 @@ pub(super) struct Running {
 type Snapshots = BTreeSet<(VolumeId, Lsn)>;
 
 impl Running {
+    fn clock(&self) -> &dyn Clock {
+        &**self.source.pool.tier().clock()
+    }
+
     /// Makes one state after the other, and tries again after each failure.
     pub(super) async fn run(&self, state: &watch::Sender<CopyState>) -> std::convert::Infallible {
         let mut pause = PAUSE;
@@ -74,7 +78,8 @@ impl Running {
                 open = None;
             }
             state.send_modify(|state| {
-                let since = state.failure.as_ref().map_or_else(Instant::now, |(_, since)| *since);
+                let since =
+                    state.failure.as_ref().map_or_else(|| self.clock().now(), |(_, since)| *since);
                 state.failure = Some((error.chain(), since));
                 state.attempt_count = state.begun_count;
             });
@@ -94,18 +99,19 @@ impl Running {
     ) -> Result<std::convert::Infallible> {
         let interval = Duration::from_secs(self.spec.interval_seconds);
         let mut snapshots_there: Option<Snapshots> = None;
-        let (mut begun_at, mut looked_at) = (Instant::now(), Instant::now());
+        let clock = self.clock();
+        let (mut begun_at, mut looked_at) = (clock.now(), clock.now());
         let mut heat = ToldHeat::default();
         loop {
             let snapshots = self.snapshots();
             let is_due = *is_due_now
                 || match self.spec.is_snapshots_only {
                     true => snapshots_there.as_ref() != Some(&snapshots),
-                    false => begun_at.elapsed() >= interval,
+                    false => clock.since(begun_at) >= interval,
                 };
             if is_due {
                 *is_due_now = false;
-                begun_at = Instant::now();
+                begun_at = clock.now();
                 state.send_modify(|state| state.begun_count += 1);
             }
             let (target, copier) = match open {
@@ -121,8 +127,8 @@ impl Running {
                     state.attempt_count = state.begun_count;
                 });
             }
-            if is_due || looked_at.elapsed() >= TARGET_LOOK {
-                looked_at = Instant::now();
+            if is_due || clock.since(looked_at) >= TARGET_LOOK {
+                looked_at = clock.now();
                 let Source { key, id, lineage, .. } = &self.source;
                 if !is_due {
                     target.check_there(key, (*id, *lineage)).await?;
@@ -131,13 +137,13 @@ impl Running {
                 }
                 let oldest = target.oldest_pin(key, self.source.pool.clock().is_even()).await?;
                 self.collect(copier, oldest).await?;
-                if heat.looked_at.is_none_or(|at| at.elapsed() >= TARGET_LOOK) {
+                if heat.looked_at.is_none_or(|at| clock.since(at) >= TARGET_LOOK) {
                     self.tell_heat(target, copier, &mut heat).await;
                 }
             }
             let left = match self.spec.is_snapshots_only {
                 true => LOOK,
-                false => interval.saturating_sub(begun_at.elapsed()).min(TARGET_LOOK),
+                false => interval.saturating_sub(clock.since(begun_at)).min(TARGET_LOOK),
             };
             *is_due_now = tokio::time::timeout(left, self.wake.notified()).await.is_ok();
         }
@@ -206,15 +212,15 @@ impl Running {
     /// depends on it.
     async fn tell_heat(&self, target: &Target, copier: &Copier, told: &mut ToldHeat) {
         let Source { pool, key, id, .. } = &self.source;
-        told.looked_at = Some(Instant::now());
+        told.looked_at = Some(self.clock().now());
         pool.tier().fade();
         let hottest = copier.hottest();
-        let is_due = told.written_at.is_none_or(|at| at.elapsed() >= HEAT_PAUSE);
+        let is_due = told.written_at.is_none_or(|at| self.clock().since(at) >= HEAT_PAUSE);
         if hottest.is_empty() || hottest == told.segments || !is_due {
             return;
         }
         match target.put_heat(key, *id, hottest.clone()).await {
-            Ok(()) => (told.written_at, told.segments) = (Some(Instant::now()), hottest),
+            Ok(()) => (told.written_at, told.segments) = (Some(self.clock().now()), hottest),
             Err(error) => {
                 tracing::debug!(error = %error.chain(), "a copy does not learn what is read most");
             }
@@ -240,7 +246,7 @@ impl Running {
         state: &watch::Sender<CopyState>,
     ) -> Result<()> {
         let Source { pool, key, id, lineage, .. } = &self.source;
-        let as_of = unix_seconds_now();
+        let as_of = self.clock().unix_seconds();
         let stored_before = pool.destage_progress().stored_bytes;
         target.check_there(key, (*id, *lineage)).await?;
         // Keep this order: the keys that open the pool from now on then open every later state.

@@ -15,7 +15,7 @@
 //! - Documents are authentic under the pool key. Times are only for display, except for the end of
 //!   a short pin.
 
-use block::env::random_bytes;
+use block::env::{random_bytes, random_uuid};
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};
@@ -610,7 +610,7 @@ impl Target {
             let Some(state) = self.newest(key, pool).await? else {
                 return Err(no_state(&self.url));
             };
-            let pin = Pin(ObjectPath::from(format!("{PINS}/{}", Uuid::new_v4().simple())));
+            let pin = Pin(ObjectPath::from(format!("{PINS}/{}", random_uuid().simple())));
             if let Err(error) = self.put_pin(key, &pin, state.number, is_short).await {
                 // The pin may exist in spite of the error.
                 self.unpin(pin).await;

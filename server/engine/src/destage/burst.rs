@@ -1,4 +1,4 @@
-//! Decides whether destage waits for the end of a burst of writes. Pure except for the clock.
+//! Decides whether destage waits for the end of a burst of writes. Pure.
 //!
 //! Invariants:
 //! - Destage waits for a burst only while the log has room for it, and until the oldest entry has
@@ -48,21 +48,13 @@ pub(super) struct Burst {
 }
 
 impl Burst {
-    pub(super) fn new() -> Burst {
-        Burst::from(Instant::now())
-    }
-
-    fn from(looked: Instant) -> Burst {
+    pub(super) fn new(looked: Instant) -> Burst {
         Burst { looked, batch_count: 0, batch_bytes: 0, is_on: false, is_waited_for: false }
     }
 
     /// Reports whether a frozen generation waits; ask again after [`BURST_LOOK`]. `gather` is the
     /// age at which entries are destaged in any case.
-    pub(super) fn goes_first(&mut self, log: &LogStatus, gather: Duration) -> bool {
-        self.goes_first_at(log, gather, Instant::now())
-    }
-
-    fn goes_first_at(&mut self, log: &LogStatus, gather: Duration, now: Instant) -> bool {
+    pub(super) fn goes_first(&mut self, log: &LogStatus, gather: Duration, now: Instant) -> bool {
         let is_old = log.oldest_undestaged_age.is_some_and(|age| age >= gather);
         let is_room = !log.is_full
             && !is_used(log.used_bytes, log.ring_bytes, REST_EIGHTHS)
@@ -94,6 +86,7 @@ impl Burst {
 mod tests {
     use super::*;
     use block::Lsn;
+    use block::env::{Clock, ManualClock};
 
     const GATHER: Duration = Duration::from_secs(15);
 
@@ -124,11 +117,11 @@ mod tests {
     /// Returns the answers of several looks, [`BURST_LOOK`] apart, at a log that gets this many
     /// batches and bytes in between.
     fn looks(count: u64, batches: u64, bytes: u64) -> Vec<bool> {
-        let begun = Instant::now();
-        let mut burst = Burst::from(begun);
+        let begun = ManualClock::new().now();
+        let mut burst = Burst::new(begun);
         let look = |n: u64| {
             let at = begun + BURST_LOOK * u32::try_from(n).unwrap();
-            burst.goes_first_at(&log(n * batches, n * bytes), GATHER, at)
+            burst.goes_first(&log(n * batches, n * bytes), GATHER, at)
         };
         (1..=count).map(look).collect()
     }
@@ -143,10 +136,10 @@ mod tests {
 
     #[test]
     fn its_end_is_seen_at_the_next_look_but_one_at_the_latest() {
-        let begun = Instant::now();
-        let mut burst = Burst::from(begun);
+        let begun = ManualClock::new().now();
+        let mut burst = Burst::new(begun);
         let mut says = |ms: u64, batches: u64| {
-            burst.goes_first_at(&log(batches, 0), GATHER, begun + Duration::from_millis(ms))
+            burst.goes_first(&log(batches, 0), GATHER, begun + Duration::from_millis(ms))
         };
         assert!(says(60, 1000), "it is on");
         assert!(says(80, 1000), "too soon to tell");
@@ -163,8 +156,8 @@ mod tests {
         let says = |change: fn(&mut LogStatus)| {
             let mut status = log(1000, 0);
             change(&mut status);
-            let begun = Instant::now();
-            Burst::from(begun).goes_first_at(&status, GATHER, begun + 2 * BURST_LOOK)
+            let begun = ManualClock::new().now();
+            Burst::new(begun).goes_first(&status, GATHER, begun + 2 * BURST_LOOK)
         };
         assert!(says(|_| {}));
         assert!(says(|log| log.used_bytes = log.ring_bytes / 4 - 1));

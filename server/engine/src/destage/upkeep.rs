@@ -8,6 +8,7 @@
 use super::{ReclaimPace, stopped};
 use crate::state::Shared;
 use block::conditions::Report;
+use block::env::Clock;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,16 +41,18 @@ const FAILING_MAX: Duration = Duration::from_secs(600);
 struct Job {
     name: &'static str,
     conditions: Conditions,
+    clock: Arc<dyn Clock>,
     failing_since: Option<Instant>,
 }
 
 impl Job {
-    fn new(name: &'static str, conditions: &Conditions) -> Job {
-        Job { name, conditions: conditions.clone(), failing_since: None }
+    fn new(name: &'static str, conditions: &Conditions, clock: &Arc<dyn Clock>) -> Job {
+        let (conditions, clock) = (conditions.clone(), clock.clone());
+        Job { name, conditions, clock, failing_since: None }
     }
 
-    /// Records an attempt that ended at `now`.
-    fn note<T>(&mut self, done: &Result<T>, now: Instant) {
+    /// Records an attempt that ends now.
+    fn note<T>(&mut self, done: &Result<T>) {
         let Err(error) = done else {
             if self.failing_since.take().is_some() {
                 self.conditions.clear(ConditionKind::MaintenanceFailing, self.name);
@@ -57,6 +60,7 @@ impl Job {
             return;
         };
         tracing::debug!(job = self.name, error = %error.chain(), "tried again later");
+        let now = self.clock.now();
         let since = *self.failing_since.get_or_insert(now);
         if now.duration_since(since) >= FAILING_MAX {
             self.conditions.raise(
@@ -80,23 +84,24 @@ fn failing(name: &str, error: &Error) -> Report {
 /// pages that a large trim hides. Runs until `stop`; retries failures.
 pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
     let mut is_swept = false;
-    let (mut sweep_pause, mut sweep_due) = (MAINTENANCE, Instant::now());
-    let mut trimmed_at = Instant::now();
-    let job = |name| Job::new(name, shared.tier.conditions());
+    let clock = shared.clock();
+    let (mut sweep_pause, mut sweep_due) = (MAINTENANCE, clock.now());
+    let mut trimmed_at = clock.now();
+    let job = |name| Job::new(name, shared.tier.conditions(), clock);
     let mut orphans = job("delete segments that a crash left");
     let mut abandoned = job("delete segments that nothing names");
     let mut folding = job("fold trims and drop what snapshots showed");
     let mut references = job("drop back-references");
     while !*stop.borrow() && !shared.is_stopped() {
-        if trimmed_at.elapsed() >= PAYLOADS_KEPT {
-            trimmed_at = Instant::now();
+        if clock.since(trimmed_at) >= PAYLOADS_KEPT {
+            trimmed_at = clock.now();
             shared.log.trim_payloads();
         }
-        if !is_swept && Instant::now() >= sweep_due {
+        if !is_swept && clock.now() >= sweep_due {
             let swept = shared.tier.sweep_orphans().await;
-            sweep_due = Instant::now() + sweep_pause;
+            sweep_due = clock.now() + sweep_pause;
             sweep_pause = (sweep_pause * 2).min(SWEEP_PAUSE_MAX);
-            orphans.note(&swept, Instant::now());
+            orphans.note(&swept);
             if let Ok(swept) = swept {
                 is_swept = !swept.is_cut;
                 if swept.deleted_count > 0 {
@@ -105,7 +110,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
             }
         }
         let swept = shared.tier.sweep_abandoned().await;
-        abandoned.note(&swept, Instant::now());
+        abandoned.note(&swept);
         match swept {
             Ok(swept) if swept.deleted_count > 0 => {
                 tracing::info!(?swept, "deleted segments of destages that had failed");
@@ -115,7 +120,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
         }
         shared.tier.try_unreadable_again().await;
         let folded = shared.tier.step(FOLD_PAGES).await;
-        folding.note(&folded, Instant::now());
+        folding.note(&folded);
         match folded {
             Ok(report)
                 if report.ranges_left + report.prunes_left + report.promotes_left > 0
@@ -127,7 +132,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
             // There is nothing else to do.
             Ok(_) => {
                 let swept = shared.tier.sweep_back_references(SWEPT_AT_ONCE).await;
-                references.note(&swept, Instant::now());
+                references.note(&swept);
                 match swept {
                     Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
                     Ok(_) | Err(_) => {}
@@ -146,22 +151,22 @@ pub(crate) async fn reclaim(
     options: ReclaimPace,
     mut stop: watch::Receiver<bool>,
 ) {
-    let mut job = Job::new("reclaim space", shared.tier.conditions());
+    let mut job = Job::new("reclaim space", shared.tier.conditions(), shared.clock());
     while !*stop.borrow() && !shared.is_stopped() {
-        let begun = Instant::now();
+        let begun = shared.clock().now();
         let mut pause = MAINTENANCE;
         let done = tokio::select! {
             done = shared.tier.reclaim_step(options.reclaim) => done,
             // It may be waiting for the store.
             _ = stopped(&mut stop) => return,
         };
-        job.note(&done, Instant::now());
+        job.note(&done);
         match done {
             Ok(done) => {
                 if !done.is_idle {
                     let bytes = done.read_bytes + done.written_bytes;
                     let worth = Duration::from_secs_f64(bytes as f64 / options.rate as f64);
-                    pause = worth.saturating_sub(begun.elapsed());
+                    pause = worth.saturating_sub(shared.clock().since(begun));
                 }
                 if done.forgotten_count > 0 {
                     tracing::debug!(?done, "reclaimed segments");
@@ -181,14 +186,18 @@ pub(crate) async fn reclaim(
 /// Loads the fingerprints of deduplication into memory. Data destaged meanwhile is compared with
 /// those loaded so far.
 pub(crate) async fn load_fingerprints(shared: Arc<Shared>, mut stop: watch::Receiver<bool>) {
-    let mut job = Job::new("read the fingerprints of deduplication", shared.tier.conditions());
+    let mut job = Job::new(
+        "read the fingerprints of deduplication",
+        shared.tier.conditions(),
+        shared.clock(),
+    );
     while !*stop.borrow() && !shared.is_stopped() {
         let loaded = tokio::select! {
             loaded = shared.tier.load_fingerprints() => loaded,
             // It may be waiting for the store.
             _ = stopped(&mut stop) => return,
         };
-        job.note(&loaded, Instant::now());
+        job.note(&loaded);
         if loaded.is_ok() {
             return;
         }
@@ -199,23 +208,26 @@ pub(crate) async fn load_fingerprints(shared: Arc<Shared>, mut stop: watch::Rece
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::env::ManualClock;
 
     #[test]
     fn a_job_that_fails_for_long_is_a_condition_until_it_succeeds() {
         let conditions = Conditions::default();
-        let mut job = Job::new("reclaim space", &conditions);
+        let clock = ManualClock::new();
+        let shown: Arc<dyn Clock> = Arc::new(clock.clone());
+        let mut job = Job::new("reclaim space", &conditions, &shown);
         let failed: Result<()> = Err(Error::new(ErrorKind::Denied, "delete: forbidden"));
-        let (begun, is_raised) = (Instant::now(), || {
-            conditions.is_raised(ConditionKind::MaintenanceFailing, "reclaim space")
-        });
-        job.note(&failed, begun);
-        job.note(&failed, begun + FAILING_MAX - Duration::from_secs(1));
+        let is_raised = || conditions.is_raised(ConditionKind::MaintenanceFailing, "reclaim space");
+        job.note(&failed);
+        clock.advance(FAILING_MAX - Duration::from_secs(1));
+        job.note(&failed);
         assert!(!is_raised(), "it may pass");
-        job.note(&failed, begun + FAILING_MAX);
+        clock.advance(Duration::from_secs(1));
+        job.note(&failed);
         assert!(is_raised());
-        job.note(&Ok(()), begun + FAILING_MAX);
+        job.note(&Ok(()));
         assert!(!is_raised());
-        job.note(&failed, begun + FAILING_MAX);
+        job.note(&failed);
         assert!(!is_raised(), "it has begun again");
     }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::session::Attachment;
 use crate::testing::{MAX_AGE, MIB, NO_FUA, kill, log_options, open, open_with, pattern};
+use block::env::{Clock, SystemClock};
 use block::{BlockDevice, Epoch, WriteFlags, ZeroFlags};
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -300,14 +301,15 @@ async fn a_generation_waits_for_the_end_of_a_burst_unless_somebody_waits_for_the
     loop {
         assert!(tries.next().is_some(), "no generation has waited");
         pool.shared.wait_destaged(pool.log_status().last_lsn).await.unwrap();
-        let (begun, before) = (std::time::Instant::now(), pool.log_status());
+        let (begun, before) = (SystemClock.now(), pool.log_status());
         while pool.log_status().frozen_count == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let windows = destaged();
         tokio::time::sleep(Duration::from_millis(200)).await;
         let log = pool.log_status();
-        let rate = (log.batch_count - before.batch_count) as f64 / begun.elapsed().as_secs_f64();
+        let rate =
+            (log.batch_count - before.batch_count) as f64 / SystemClock.since(begun).as_secs_f64();
         let is_room = log.used_bytes < log.ring_bytes / 4 && log.frozen_count < 8;
         if rate > 3000.0 && is_room && destaged() == windows {
             break;
@@ -319,9 +321,9 @@ async fn a_generation_waits_for_the_end_of_a_burst_unless_somebody_waits_for_the
     is_over.store(true, Ordering::Relaxed);
     writer.await.unwrap();
     // No caller waits for these.
-    let until = std::time::Instant::now() + Duration::from_secs(60);
+    let until = SystemClock.now() + Duration::from_secs(60);
     while pool.log_status().frozen_count > 0 {
-        assert!(std::time::Instant::now() < until, "{:?}", pool.log_status());
+        assert!(SystemClock.now() < until, "{:?}", pool.log_status());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     drop(volume);

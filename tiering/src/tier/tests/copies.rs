@@ -388,7 +388,13 @@ pub(super) async fn begin_restore(
     }
     let witness = Path::from("identity");
     target.put(&witness, "here".into()).await.unwrap();
-    Arc::new(RestoredStore::new(own.clone(), view, witness, state.next_segment))
+    Arc::new(RestoredStore::new(
+        own.clone(),
+        view,
+        witness,
+        state.next_segment,
+        Arc::new(SystemClock),
+    ))
 }
 
 /// Writes, reads, reclaim and restarts in a restored pool, while missing objects are fetched from a
@@ -461,7 +467,7 @@ async fn live_restored(seed: u64) {
     }
     let lacking = restored.hydrate(&store, HydrateOptions::default(), &progress).await.unwrap();
     assert_eq!(lacking, Lacking::default());
-    assert_eq!(progress.counts().left_bytes, 0);
+    assert_eq!(progress.counts(SystemClock.now()).left_bytes, 0);
     copying.target.set_away(true);
     check_all(&restored, &world.model).await;
     restored.close().await.unwrap();
@@ -549,7 +555,7 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         let store = begin_restore(&copying.target, &state, &own).await;
         let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
         let progress = HydrateProgress::of_state(state.segment_bytes);
-        assert_eq!(progress.counts().left_bytes, state.segment_bytes);
+        assert_eq!(progress.counts(SystemClock.now()).left_bytes, state.segment_bytes);
         // An unmounted folder has no objects, and that proves nothing.
         copying.target.delete(&Path::from("identity")).await.unwrap();
         let error =
@@ -559,7 +565,7 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
         let folders = own.list(Some(&folder)).try_collect::<Vec<_>>().await.unwrap();
         let here: u64 = folders.iter().map(|found| found.size).sum();
         assert!(state.segment_bytes > 0);
-        assert_eq!(progress.counts().left_bytes, state.segment_bytes - here);
+        assert_eq!(progress.counts(SystemClock.now()).left_bytes, state.segment_bytes - here);
         let mut buf = vec![0; BLOCK_BYTES as usize];
         let mut errors = Vec::new();
         for block in 1..=4 {
@@ -575,7 +581,7 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
             let lacking = restored.hydrate(&store, HydrateOptions::default(), &progress).await;
             let lacking = lacking.unwrap();
             assert_eq!((&lacking.missing, lacking.unreadable.len()), (&gone, 0));
-            assert_eq!(progress.counts().bad_count, 1);
+            assert_eq!(progress.counts(SystemClock.now()).bad_count, 1);
             assert_eq!(own.list(Some(&folder)).count().await, 3);
             assert!(!store.is_whole());
         }

@@ -1,7 +1,7 @@
 //! Hints: the work that they start is bounded while the store hangs, and the fetched data is
 //! available.
 
-use super::keep::{end_database, patient_runtime};
+use super::keep::{end_database, patient_options, patient_runtime};
 use super::*;
 use crate::testing::Fault;
 use crate::tier::hints::PREFETCH_COUNT_MAX;
@@ -73,7 +73,7 @@ fn hints_are_bounded_while_the_metadata_stands_still() {
     patient_runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut world = World::new(5);
-        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let tier = Tier::open(patient_options(store.clone(), 1)).await.unwrap();
         tier.destage(world.window(40).window, &Payloads).await.unwrap();
         store.inject(Op::List, "metadata", u64::MAX, Fault::Denied);
         end_database(&store, &tier, &mut world).await;

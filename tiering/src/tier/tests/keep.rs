@@ -1,14 +1,20 @@
 //! The metadata database gives up, and is reopened automatically.
 
 use super::*;
-use crate::testing::Fault;
+use crate::testing::{Fault, TimerClock};
 use block::ConditionKind;
+use block::env::{Clock, SystemClock};
 use std::sync::atomic::AtomicUsize;
 
 /// Makes a runtime with one thread and a clock that jumps to the next timer when nothing is left to
 /// do: hours pass in a moment.
 pub(super) fn patient_runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
+}
+
+/// Options for a tier on [`patient_runtime`], whose clock moves with the timers.
+pub(super) fn patient_options(store: Arc<dyn ObjectStore>, epoch: u64) -> TierOptions {
+    TierOptions { clock: Arc::new(TimerClock), ..options(store, epoch) }
 }
 
 const EVERYTHING: [Op; 4] = [Op::Get, Op::Put, Op::Delete, Op::List];
@@ -27,7 +33,7 @@ fn an_outage_of_the_store_of_any_length_does_not_end_the_database() {
     patient_runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut world = World::new(3);
-        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let tier = Tier::open(patient_options(store.clone(), 1)).await.unwrap();
         let made = world.window(20);
         tier.destage(made.window, &Payloads).await.unwrap();
         world.model = made.after;
@@ -42,7 +48,7 @@ fn an_outage_of_the_store_of_any_length_does_not_end_the_database() {
                 store.inject(op, "", u64::MAX, fault);
             }
             store.set_delay(delay);
-            let started = tokio::time::Instant::now();
+            let started = TimerClock.now();
             let destage = {
                 let tier = tier.clone();
                 tokio::spawn(async move { tier.destage(made.window, &Payloads).await })
@@ -52,7 +58,7 @@ fn an_outage_of_the_store_of_any_length_does_not_end_the_database() {
             store.clear_injected();
             store.set_delay(Duration::ZERO);
             destage.await.unwrap().unwrap();
-            let late = started.elapsed() - length;
+            let late = TimerClock.since(started) - length;
             assert!(late < 3 * minute, "{fault:?}: it went on {late:?} after the outage");
             world.model = made.after;
             check_all(&tier, &world.model).await;
@@ -86,10 +92,10 @@ fn a_database_that_cannot_be_opened_again_is_a_condition_until_it_can() {
             tokio::spawn(async move { destage_at_last(&tier, &window).await })
         };
         let until_raised = async |is_wanted| {
-            let begun = std::time::Instant::now();
+            let begun = SystemClock.now();
             while tier.conditions().is_raised(ConditionKind::MetadataReopening, "pool") != is_wanted
             {
-                assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", tier.status());
+                assert!(SystemClock.since(begun) < Duration::from_secs(60), "{:?}", tier.status());
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
@@ -232,7 +238,7 @@ fn reads_wait_for_the_database_to_come_back_and_fail_cleanly_when_it_does_not() 
     patient_runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut world = World::new(5);
-        let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
+        let tier = Tier::open(patient_options(store.clone(), 1)).await.unwrap();
         let made = world.window(40);
         tier.destage(made.window, &Payloads).await.unwrap();
         world.model = made.after;
@@ -387,12 +393,12 @@ fn a_clock_that_was_ahead_keeps_nobody_from_writing() {
         for (epoch, hours) in [(1, 48), (2, 0), (3, 1), (4, 0)] {
             let options = options(store.clone(), epoch);
             options.database.clock.advance(Duration::from_secs(hours * 3600));
-            let started = std::time::Instant::now();
+            let started = SystemClock.now();
             let tier = Tier::open(options).await.unwrap();
             let window = plain_window(epoch, vec![(1, block_extent(epoch, epoch as u8))]);
             tier.destage(window, &Payloads).await.unwrap();
             // The database waits in vain for a clock that is behind.
-            assert!(started.elapsed() < Duration::from_secs(5), "epoch {epoch}");
+            assert!(SystemClock.since(started) < Duration::from_secs(5), "epoch {epoch}");
             for block in 1..=epoch {
                 let mut buf = vec![0; BLOCK_BYTES as usize];
                 tier.read(VolumeId(1), block * BLOCK_BYTES, &mut buf).await.unwrap();

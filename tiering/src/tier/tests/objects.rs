@@ -10,8 +10,8 @@ use crate::seeded_bugs::SeededBugs;
 use crate::segment::{FOLDER, SegmentInfo};
 use crate::testing::Fault;
 use block::ConditionKind;
+use block::env::{Clock, SystemClock};
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 /// Longest time for a verdict on one object in these tests; a read that waits for the store takes
 /// longer. Far shorter than the wait for an outage.
@@ -54,14 +54,14 @@ fn an_unreadable_object_is_named_and_everything_else_goes_on() {
         let bad = paths[0].clone();
         store.inject(Op::Get, bad.as_ref(), u64::MAX, Fault::Unsent);
         // Destage: the error names the volume that builds on it, and other volumes are destaged.
-        let begun = Instant::now();
+        let begun = SystemClock.now();
         let failed = tier.destage(ragged(6, 1), &Payloads).await.unwrap_err();
         assert_eq!(
             (failed.volume, failed.error.kind()),
             (Some(VolumeId(1)), ErrorKind::Unreadable)
         );
         assert!(failed.error.chain().contains(bad.as_ref()), "{}", failed.error.chain());
-        assert!(begun.elapsed() < VERDICT_MAX, "{:?}", begun.elapsed());
+        assert!(SystemClock.since(begun) < VERDICT_MAX, "{:?}", SystemClock.since(begun));
         tier.destage(ragged(6, 2), &Payloads).await.unwrap();
         assert!(is_raised(&tier, ConditionKind::ObjectUnreadable, &bad));
         let checked = tier.check_extents(VolumeId(1), &[(10, 1, true)]).await;
@@ -165,11 +165,11 @@ fn a_missing_object_is_lost_once_that_is_confirmed() {
         // An unreferenced object is not looked for again.
         let gone = tier.parts.metadata.map.find_segment(1).await.unwrap().unwrap().info;
         let other = SegmentInfo { id: [1; 16], ..gone };
-        let begun = Instant::now();
+        let begun = SystemClock.now();
         let error = tier.parts.segments.frames.read_object(&other.into()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
         assert!(
-            begun.elapsed() < Duration::from_secs(1)
+            SystemClock.since(begun) < Duration::from_secs(1)
                 && !tier.parts.segments.frames.store().is_suspect(&other)
         );
 
@@ -180,10 +180,10 @@ fn a_missing_object_is_lost_once_that_is_confirmed() {
             tier.close().await.unwrap();
             Tier::open(options(store.clone(), 2)).await.unwrap()
         };
-        let begun = Instant::now();
+        let begun = SystemClock.now();
         let error = read(&tier, 1).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
-        assert!(begun.elapsed() < VERDICT_MAX, "{:?}", begun.elapsed());
+        assert!(SystemClock.since(begun) < VERDICT_MAX, "{:?}", SystemClock.since(begun));
         assert!(is_raised(&tier, ConditionKind::ObjectMissing, &paths[0]));
         assert_eq!(read(&tier, 2).await.unwrap(), 2);
         // An operator restores it.
@@ -203,9 +203,9 @@ fn an_unreadable_object_is_put_back_from_a_copy() {
         copy_to(&tier, &copy).await;
         tier.set_mend_sources(vec![source("copy", &copy)]);
         store.inject(Op::Get, paths[0].as_ref(), u64::MAX, Fault::Unsent);
-        let begun = Instant::now();
+        let begun = SystemClock.now();
         assert_eq!(read(&tier, 1).await.unwrap(), 1);
-        assert!(begun.elapsed() < VERDICT_MAX, "{:?}", begun.elapsed());
+        assert!(SystemClock.since(begun) < VERDICT_MAX, "{:?}", SystemClock.since(begun));
         assert_eq!(tier.status().mended_count, 1);
         assert_eq!(tier.parts.pool.conditions.list(), []);
         tier.close().await.unwrap();
@@ -228,9 +228,9 @@ async fn read_beside_a_hung_copy(seeded_bugs: SeededBugs) -> Duration {
     let tier = Tier::open(opened).await.unwrap();
     hung.hold_gets(true);
     tier.set_mend_sources(vec![source("hung", &hung), source("well", &well)]);
-    let begun = Instant::now();
+    let begun = SystemClock.now();
     let reads = futures::future::join_all((1..=4).map(|volume| read(&tier, volume))).await;
-    let took = begun.elapsed();
+    let took = SystemClock.since(begun);
     for (volume, found) in (1..).zip(reads) {
         assert_eq!(found.unwrap(), volume);
     }
@@ -270,7 +270,7 @@ fn a_restore_fetches_the_rest_and_goes_on_asking_for_what_the_copy_does_not_send
         let lacking = hydrated.unwrap();
         assert_eq!(lacking.missing, BTreeSet::new());
         assert_eq!(lacking.unreadable.keys().collect::<Vec<_>>(), [&paths[1]]);
-        assert!(!store.is_whole() && progress.counts().bad_count == 1);
+        assert!(!store.is_whole() && progress.counts(SystemClock.now()).bad_count == 1);
         let here = segment_paths(&*own).await;
         assert_eq!(here, [&paths[..1], &paths[2..]].concat());
         // Giving up missing segments does not give up those that are present and not sent.
@@ -282,7 +282,7 @@ fn a_restore_fetches_the_rest_and_goes_on_asking_for_what_the_copy_does_not_send
         // Each attempt asks the copy, whatever the previous one has found.
         let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress).await;
         assert_eq!(hydrated.unwrap(), Lacking::default());
-        assert!(store.is_whole() && progress.counts().bad_count == 0);
+        assert!(store.is_whole() && progress.counts(SystemClock.now()).bad_count == 0);
         assert_eq!(segment_paths(&*own).await, paths);
         restored.close().await.unwrap();
         tier.close().await.unwrap();

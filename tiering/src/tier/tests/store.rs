@@ -5,6 +5,7 @@ use super::*;
 use crate::segment::SegmentName;
 use crate::segment_store::Leftover;
 use crate::testing::Fault;
+use block::env::{Clock, ManualClock, SystemClock};
 
 fn leftover(path: &Path) -> Leftover {
     let name = SegmentName::parse(path).expect("it is the path of a segment");
@@ -260,12 +261,15 @@ fn metadata_that_is_cut_short_is_damage_and_says_which_object() {
                 let cut = usize::try_from(cut).unwrap();
                 store.damage(table, |bytes| bytes.truncate(cut)).await;
                 for is_read_only in [false, true] {
-                    let began = std::time::Instant::now();
+                    let began = SystemClock.now();
                     let opened = match is_read_only {
                         false => Tier::open(options(store.clone(), 2)).await,
                         true => Tier::open_read_only(options(store.clone(), 2)).await,
                     };
-                    assert!(began.elapsed() < Duration::from_secs(15), "{table} cut at {cut}");
+                    assert!(
+                        SystemClock.since(began) < Duration::from_secs(15),
+                        "{table} cut at {cut}"
+                    );
                     let error = match opened {
                         // Objects that are not needed for opening, or no longer, are not examined.
                         Ok(tier) => {
@@ -298,7 +302,9 @@ fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() 
         let first = Tier::open(options(store.clone(), 1)).await.unwrap();
         first.destage(world.window(30).window, &Payloads).await.unwrap();
         first.close().await.unwrap();
-        let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
+        let clock = ManualClock::new();
+        let options = TierOptions { clock: Arc::new(clock.clone()), ..options(store.clone(), 2) };
+        let tier = Tier::open(options).await.unwrap();
         let id = "00112233445566778899aabbccddeeff";
         let orphan = |epoch: u64, number: u64| {
             Path::from(format!("segments/{epoch:016x}/{number:016x}-{id}"))
@@ -324,7 +330,7 @@ fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() 
         assert!(!store.take_calls().iter().any(of_segments));
         // Uploads of this epoch are deleted meanwhile, while it fails repeatedly.
         for round in 0..3 {
-            tier.parts.segments.leftovers.make_undeletable_due();
+            clock.advance(Duration::from_secs(3600));
             store.put(&orphan(2, 500 + round), "abandoned".into()).await.unwrap();
             tier.parts.segments.leftovers.abandon([leftover(&orphan(2, 500 + round))]);
             store.inject_refusal(&stuck);
@@ -334,7 +340,7 @@ fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() 
         }
         assert_eq!(tier.status().abandoned_count, 1);
         store.clear_refusals();
-        tier.parts.segments.leftovers.make_undeletable_due();
+        clock.advance(Duration::from_secs(3600));
         assert_eq!(tier.sweep_abandoned().await.unwrap().deleted_count, 1);
         assert!(store.get(&stuck).await.is_err() && !is_raised(&stuck));
         assert_eq!(tier.status().abandoned_count, 0);

@@ -4,9 +4,9 @@
 use super::*;
 use crate::state::Aside;
 use block::ConditionKind;
+use block::env::{Clock, SystemClock};
 use object_store::{ObjectStoreExt, PutPayload};
 use std::path::PathBuf;
-use std::time::Instant;
 
 const SECTOR: usize = 512;
 
@@ -45,9 +45,9 @@ fn spill_files(dir: &Path) -> Vec<PathBuf> {
 }
 
 async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(60);
+    let give_up = SystemClock.now() + Duration::from_secs(60);
     while !is_so() {
-        assert!(Instant::now() < give_up, "{what}: not within a minute");
+        assert!(SystemClock.now() < give_up, "{what}: not within a minute");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -177,11 +177,11 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
     let mut longest = Duration::ZERO;
     let mut written = 0;
     while written < 24 * MIB || !world.aside().is_refusing_writes {
-        let started = Instant::now();
+        let started = SystemClock.now();
         let offset = written % (24 * MIB);
         let write = world.good.write(offset, pattern(offset, 65536), NO_FUA);
         tokio::time::timeout(Duration::from_secs(20), write).await.expect("stalled").unwrap();
-        longest = longest.max(started.elapsed());
+        longest = longest.max(SystemClock.since(started));
         written += 65536;
     }
     println!("longest write of the other volume: {longest:?}");
