@@ -7,6 +7,7 @@
 //! - A directory that the demo made is removed at the end; one that was named is kept.
 
 use api::demo::{DemoInfo, LatencyInfo};
+use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use cli::args::Output;
 use nbd::wire::{self, command, handshake_flag, option};
@@ -15,7 +16,7 @@ use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const VOLUME: &str = "demo";
 const VOLUME_SIZE: &str = "1G";
@@ -56,9 +57,9 @@ pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool, output: Output) ->
     let address = daemon.address.clone();
     daemon.kill()?;
     say("Killed the daemon (kill -9), started it again …".to_owned());
-    let started = Instant::now();
+    let started = SystemClock.now();
     let mut daemon = Daemon::start(binary, &place.path, &address)?;
-    let opened = started.elapsed();
+    let opened = SystemClock.since(started);
     let mut client = Client::connect(&daemon.address)?;
     prove_read(&mut client)?;
     let restart_seconds = opened.as_secs_f64();
@@ -268,13 +269,13 @@ fn fill(block: &mut [u8], index: u64) {
 }
 
 fn prove_write(client: &mut Client) -> Result<f64> {
-    let started = Instant::now();
+    let started = SystemClock.now();
     let mut payload = vec![0; PROOF_WRITE_BYTES];
     for index in 0..PROOF_WRITE_COUNT {
         fill(&mut payload, index);
         client.write(index * PROOF_WRITE_BYTES as u64, &payload)?;
     }
-    let seconds = started.elapsed().as_secs_f64();
+    let seconds = SystemClock.since(started).as_secs_f64();
     for index in 0..SMALL_WRITE_COUNT {
         fill(&mut payload[..BLOCK_BYTES], small_seed(index));
         client.write(small_offset(index), &payload[..BLOCK_BYTES])?;
@@ -323,20 +324,20 @@ fn measure(client: &mut Client) -> Result<Vec<LatencyInfo>> {
     let offset = |index: u64| (index * 104_729 % 16_384) * BLOCK_BYTES as u64;
     let (mut writes, mut syncs, mut reads) = (Vec::new(), Vec::new(), Vec::new());
     for index in 0..LATENCY_COUNT {
-        let started = Instant::now();
+        let started = SystemClock.now();
         client.write((640 << 20) + offset(index), &block)?;
-        writes.push(started.elapsed());
+        writes.push(SystemClock.since(started));
     }
     for index in 0..LATENCY_COUNT {
-        let started = Instant::now();
+        let started = SystemClock.now();
         client.write((704 << 20) + offset(index), &block)?;
         client.flush()?;
-        syncs.push(started.elapsed());
+        syncs.push(SystemClock.since(started));
     }
     for index in 0..LATENCY_COUNT {
-        let started = Instant::now();
+        let started = SystemClock.now();
         client.read(offset(index), &mut block)?;
-        reads.push(started.elapsed());
+        reads.push(SystemClock.since(started));
     }
     let of = |what: &str, mut list: Vec<Duration>| {
         list.sort_unstable();

@@ -27,7 +27,7 @@ use nbd::{Access, Exports, Listener, Server, ServerOptions, TlsMode, TlsOptions}
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind};
 use tokio::sync::watch;
 
@@ -119,10 +119,10 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     if lost.as_ref().is_some_and(wal::is_log_failure) {
         // The pool still belongs to this directory, and the next daemon finds out whether data was lost. Devices wait
         // for it.
-        let begun = Instant::now();
+        let begun = open.config.clock.now();
         open.note_failed_log().await;
         attachments.leave().await;
-        tokio::time::sleep(LOG_FAILURE_TOLD.saturating_sub(begun.elapsed())).await;
+        tokio::time::sleep(LOG_FAILURE_TOLD.saturating_sub(open.config.clock.since(begun))).await;
     }
     stop.send_replace(true);
     server.stop(STOP_GRACE);
