@@ -8,7 +8,7 @@ use crate::config::{DataConfig, PoolConfig};
 use crate::destage::DestageOptions;
 use crate::pool::Pool;
 use crate::volume_keys::VolumeKeyRing;
-use block::env::SystemClock;
+use block::env::{Clock, SystemClock};
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, WriteFlags};
 use bytes::Bytes;
@@ -52,7 +52,17 @@ pub async fn open_with(
     log_options: LogOptions,
     max_age: Duration,
 ) -> Arc<Pool> {
-    open_as((dir, 1), store, epoch, log_options, max_age).await.0
+    open_as((dir, 1, Arc::new(SystemClock)), store, epoch, log_options, max_age).await.0
+}
+
+/// Like [`open`], with another clock.
+pub async fn open_on_clock(
+    dir: &Path,
+    store: &Arc<impl ObjectStore>,
+    epoch: u64,
+    clock: Arc<dyn Clock>,
+) -> Arc<Pool> {
+    open_as((dir, 1, clock), store, epoch, log_options(), MAX_AGE).await.0
 }
 
 /// The same on a machine that has been booted `boot` times. The flag is true if the end of the log
@@ -63,11 +73,11 @@ pub async fn open_after_boot(
     epoch: u64,
     boot: u8,
 ) -> (Arc<Pool>, bool) {
-    open_as((dir, boot), store, epoch, log_options(), MAX_AGE).await
+    open_as((dir, boot, Arc::new(SystemClock)), store, epoch, log_options(), MAX_AGE).await
 }
 
 async fn open_as(
-    (dir, boot): (&Path, u8),
+    (dir, boot, clock): (&Path, u8, Arc<dyn Clock>),
     store: &Arc<impl ObjectStore>,
     epoch: u64,
     log_options: LogOptions,
@@ -76,6 +86,7 @@ async fn open_as(
     let key = PoolKey::new([9; 32]);
     let objects: Arc<dyn ObjectStore> = store.clone();
     let mut options = TierOptions::new(objects, [7; 16], key.clone(), Epoch(epoch));
+    options.clock = clock;
     options.segment_bytes = 1 << 20;
     options.frames.memory_bytes = 0;
     options.frames.stream_bytes = 0;

@@ -7,6 +7,7 @@ use crate::segment::build::{SegmentBuilder, SegmentSeed};
 use crate::segment::{SegmentNumber, verify_frame};
 use crate::testing::{Rng, seeds};
 use block::Epoch;
+use block::env::ManualClock;
 use block::seal::{Algorithm, PoolKey};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::os::fd::AsRawFd;
@@ -595,4 +596,28 @@ async fn a_file_that_was_not_closed_and_is_trusted_all_the_same_is_found() {
     cache.flush().await;
     let (_, damaged) = reject_bad(&cache, info, &frames);
     assert!(damaged > 0, "the seeded bug goes unnoticed");
+}
+
+#[tokio::test]
+async fn damage_is_a_condition_until_an_hour_has_passed_without_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let (info, object, frames) = segment(&mut Rng::new(1), 60);
+    let cache = open(dir.path(), 8 * MIB);
+    cache.insert_segment(&info, object);
+    cache.close().await;
+    drop(cache);
+    lose_frames(&dir.path().join(FILE_NAME));
+    let clock = ManualClock::new();
+    let options = CacheOptions { clock: Arc::new(clock.clone()), ..options(dir.path(), 8 * MIB) };
+    let cache = FrameCache::open(&options, POOL).unwrap();
+    cache.flush().await;
+    assert!(reject_bad(&cache, info, &frames[..30]).1 > 0);
+    clock.advance(BAD_LASTS - Duration::from_secs(1));
+    assert!(reject_bad(&cache, info, &frames[30..]).1 > 0);
+    // The time since the first damage has passed, and the writer looks.
+    clock.advance(Duration::from_secs(1));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(conditions_of(&cache), [ConditionKind::CacheFailing]);
+    clock.advance(BAD_LASTS);
+    wait_until("the end", || conditions_of(&cache).is_empty()).await;
 }

@@ -8,6 +8,7 @@ use crate::segment::{FrameAt, Placement, SegmentNumber};
 use crate::segment_store::ObjectSegments;
 use crate::testing::{Fault, FaultStore, Op, Rng, seeds};
 use block::Epoch;
+use block::env::ManualClock;
 use block::seal::{Algorithm, PoolKey};
 use object_store::ObjectStoreExt;
 use std::os::unix::fs::FileExt;
@@ -216,6 +217,34 @@ async fn passing_failures_are_waited_out_and_lasting_ones_are_not() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     world.store.hold_gets(false);
     world.check(&frames, &[0], Access::Random).await;
+}
+
+#[tokio::test]
+async fn a_read_waits_for_an_absent_store_for_two_minutes_and_no_longer() {
+    let world = World::new(&mut Rng::new(1), 1, 3).await;
+    let clock = ManualClock::new();
+    let frames = world.open(FramesOptions { clock: Arc::new(clock.clone()), ..bare() });
+    world.store.set_away(true);
+    let read = tokio::spawn({
+        let (frames, frame) = (frames.clone(), world.frames[0].clone());
+        async move { frames.read(&frame).await }
+    });
+    let failed_again = async || {
+        let before = frames.status().store_retry_count;
+        while frames.status().store_retry_count <= before {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    failed_again().await;
+    failed_again().await;
+    clock.advance(Duration::from_secs(110));
+    failed_again().await;
+    let failure = frames.status().store_failure.unwrap();
+    assert!(!read.is_finished(), "it waits: {failure:?}");
+    assert!(failure.lasts >= Duration::from_secs(110) && failure.age.is_zero(), "{failure:?}");
+    clock.advance(Duration::from_secs(10));
+    let error = read.await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.chain());
 }
 
 #[tokio::test]

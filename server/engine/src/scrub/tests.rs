@@ -1,9 +1,12 @@
 //! The record of a scrub: its bytes, and its contents.
 
 use super::*;
+use crate::testing::open_on_clock;
 use block::Epoch;
+use block::env::ManualClock;
 use block::seal::{Algorithm, SALT_BYTES};
 use control::chain::{Document, seal_document_with};
+use object_store::memory::InMemory;
 use tiering::KeyId;
 use tiering::segment::{SegmentInfo, SegmentNumber};
 
@@ -96,4 +99,52 @@ fn the_record_of_the_worst_pool_fits_a_document() {
     let key = PoolKey::new([1; 32]);
     let bytes = seal_document(&key, FOLDER, &record).unwrap();
     assert!(bytes.len() < 256 << 10, "{}", bytes.len());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scheduled_scrub_begins_once_its_time_has_passed() {
+    let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
+    let clock = ManualClock::new();
+    let pool = open_on_clock(dir.path(), &objects, 1, Arc::new(clock.clone())).await;
+    let store = Store::from_objects("memory", objects);
+    let is_whole = watch::Sender::new(true).subscribe();
+    let (key, id) = (PoolKey::new([9; 32]), Uuid::from_u128(7));
+    let scrub = Scrub::offline(pool.clone(), store, key, id, is_whole);
+    scrub.begin(None, Some(3600)).await.unwrap();
+    let (inner, mut saved_at) = (&scrub.inner, clock.now());
+    let number = |inner: &Inner| inner.record().unwrap().number;
+    // The pool is empty, so the scrub ends at once.
+    assert_eq!(inner.step(&mut saved_at).await.unwrap(), Duration::ZERO);
+    assert!(!inner.record().unwrap().is_running());
+    clock.advance(Duration::from_secs(3599));
+    assert_eq!(inner.step(&mut saved_at).await.unwrap(), Duration::from_secs(1));
+    assert_eq!(number(inner), 1);
+    clock.advance(Duration::from_secs(1));
+    inner.step(&mut saved_at).await.unwrap();
+    assert_eq!((number(inner), inner.record().unwrap().is_running()), (2, true));
+    // A start that lies in the future, because the clock was put back, delays nothing.
+    inner.step(&mut saved_at).await.unwrap();
+    clock.jump(-3600);
+    inner.step(&mut saved_at).await.unwrap();
+    assert_eq!((number(inner), inner.record().unwrap().is_running()), (3, true));
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scrub_says_for_how_long_it_has_failed() {
+    let (dir, objects) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
+    let clock = ManualClock::new();
+    let pool = open_on_clock(dir.path(), &objects, 1, Arc::new(clock.clone())).await;
+    let store = Store::from_objects("memory", objects);
+    let is_whole = watch::Sender::new(true).subscribe();
+    let (key, id) = (PoolKey::new([9; 32]), Uuid::from_u128(7));
+    let scrub = Scrub::offline(pool.clone(), store, key, id, is_whole);
+    for minutes in [0, 1, 2] {
+        let error = Error::new(ErrorKind::Unavailable, "no answer");
+        scrub.inner.show_failure(Some(&error));
+        let (_, lasts) = scrub.status().await.unwrap().failure.unwrap();
+        assert_eq!(lasts, Duration::from_secs(60 * minutes));
+        clock.advance(Duration::from_secs(60));
+    }
+    pool.close().await.unwrap();
 }

@@ -10,6 +10,7 @@ use crate::map::snapshot_store::state_view;
 use crate::seeded_bugs::SeededBugs;
 use crate::segment::SegmentName;
 use crate::testing::Fault;
+use block::env::ManualClock;
 use futures::{FutureExt, StreamExt};
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -276,6 +277,29 @@ async fn reclaim_beside_a_copy(seeded_bugs: SeededBugs) {
 #[test]
 fn reclaim_goes_on_beside_a_copy_and_takes_nothing_from_it() {
     runtime().block_on(reclaim_beside_a_copy(SeededBugs::default()));
+}
+
+#[test]
+fn a_copy_keeps_replaced_objects_for_the_grace_period() {
+    runtime().block_on(async {
+        let (clock, target) = (ManualClock::new(), Arc::new(FaultStore::default()));
+        let options =
+            TierOptions { clock: Arc::new(clock.clone()), ..options(Arc::new(InMemory::new()), 1) };
+        let tier = Tier::open(options).await.unwrap();
+        let (options, progress) = (CopierOptions::default(), Arc::new(CopyProgress::default()));
+        let mut copier = tier.copier(target, options, progress).await.unwrap();
+        let mut world = World::new(3);
+        for state in 1..=2 {
+            tier.destage(world.window(20).window, &Payloads).await.unwrap();
+            assert!(copier.pass().await.unwrap().is_some());
+            copier.published(state);
+        }
+        clock.advance(options.grace - Duration::from_secs(1));
+        assert_eq!(copier.collect(None).await.unwrap(), 0);
+        clock.advance(Duration::from_secs(1));
+        assert!(copier.collect(None).await.unwrap() > 0);
+        tier.close().await.unwrap();
+    });
 }
 
 #[test]
