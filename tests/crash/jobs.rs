@@ -14,7 +14,7 @@ fn dying(job: &str) -> Daemon {
     daemon.use_binary("spindle-faulty");
     daemon.environ(&[("SPINDLE_SEEDED_BUGS", &format!("panicking-job={job}"))]);
     daemon.announce("background job");
-    daemon.announce("panicked at server/src/jobs.rs");
+    daemon.announce("panicked at server/engine/src/jobs.rs");
     daemon.announce("the log's tail was not moved");
     daemon.announce("the store does not hold the newest writes");
     daemon
@@ -70,7 +70,7 @@ fn a_daemon_ends_in_order_without_a_job_that_data_depends_on() {
     for job in ["destage", "ownership", "admin socket", "NBD listener"] {
         println!("{job}");
         daemon.announce("background job");
-        daemon.announce("panicked at server/src/jobs.rs");
+        daemon.announce("panicked at server/engine/src/jobs.rs");
         daemon.announce("the log's tail was not moved");
         daemon.announce("the store does not hold the newest writes");
         daemon.environ(&[("SPINDLE_SEEDED_BUGS", &format!("panicking-job={job}"))]);
