@@ -20,6 +20,7 @@ pub(crate) mod entry;
 pub(crate) mod file;
 mod header;
 pub(crate) mod made;
+pub(crate) mod reencode;
 pub(crate) mod spill;
 pub(crate) mod state;
 pub(crate) mod succession;

@@ -40,6 +40,7 @@ pub use disk::failure::is_log_failure;
 pub use disk::unreadable::is_unreadable;
 pub use format::VERSION as LOG_FORMAT_VERSION;
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};
+pub use format::reencode::{LogPart, reencode};
 pub use format::state::TailLoss;
 pub use log::{Log, LogNotes, LogStatus, ObsoleteSpillFiles, RingSpace, SpillChange, SpillPart};
 pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
