@@ -5,12 +5,13 @@
 
 use crate::claims::Claims;
 use crate::config::{DataConfig, PoolConfig};
+use crate::copies::target::{Pin, Target};
 use crate::destage::DestageOptions;
 use crate::pool::Pool;
 use crate::volume_keys::VolumeKeyRing;
 use block::env::{Clock, SystemClock};
 use block::seal::{Algorithm, PoolKey};
-use block::{Epoch, WriteFlags};
+use block::{Epoch, Result, WriteFlags};
 use bytes::Bytes;
 use control::keys::KeySource;
 use control::store::Store;
@@ -20,6 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::{Tier, TierOptions};
+use uuid::Uuid;
 use wal::{Log, LogIdentity, LogOptions};
 
 /// Bytes of a mebibyte.
@@ -170,4 +172,36 @@ pub fn pool_config(place: &Path, dir: &str) -> PoolConfig {
 /// Opens the reservations in `dir`, of no client.
 pub fn claims(dir: &Path) -> Arc<Claims> {
     Arc::new(Claims::open(dir, Epoch(1), Epoch(0), |_, _, _| true).unwrap())
+}
+
+/// The documents of a copy, besides those that a pool has too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyDocument {
+    /// The pool that the copy belongs to.
+    Identity,
+    /// The newest recovery point.
+    State,
+    /// A reader of a recovery point, in the object `pins/1`.
+    Pin,
+    /// The segments that are read most.
+    Heat,
+}
+
+/// Reads one document of a copy in `store` as the daemon does. Returns whether it says anything.
+///
+/// # Errors
+/// Those of the reader of that document.
+pub async fn read_copy_document(
+    store: &Store,
+    key: &PoolKey,
+    (pool, lineage): (Uuid, Uuid),
+    document: CopyDocument,
+) -> Result<bool> {
+    let target = Target::of_store(store);
+    match document {
+        CopyDocument::Identity => target.check_there(key, (pool, lineage)).await.map(|()| true),
+        CopyDocument::State => target.newest(key, pool).await.map(|state| state.is_some()),
+        CopyDocument::Pin => target.has_pin(key, &Pin::named("pins/1")).await,
+        CopyDocument::Heat => target.heat(key, pool).await.map(|segments| !segments.is_empty()),
+    }
 }

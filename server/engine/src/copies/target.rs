@@ -284,6 +284,13 @@ impl Target {
         Ok(Target { url: url.to_owned(), outer, store, pins_seen: Arc::default() })
     }
 
+    /// Takes `store` as the folder of a copy, for tests of other packages.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn of_store(store: &Store) -> Target {
+        let (url, pins_seen) = (store.url().to_owned(), Arc::default());
+        Target { url, outer: store.clone(), store: store.clone(), pins_seen }
+    }
+
     fn existing_now(url: &str, env_prefix: Option<&str>) -> Result<Target> {
         if let Some(dir) = Store::dir_of(&below(url, FOLDER))?
             && !dir.is_dir()
