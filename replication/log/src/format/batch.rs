@@ -210,6 +210,7 @@ impl BatchHeader {
             && found.durable_lsn < found.first_lsn
             && found.trim_lsn < found.first_lsn
             && found.first_lsn.0.checked_add(u64::from(found.entry_count)).is_some()
+            && (found.entry_count != 0 || found.payload_bytes == 0)
             && found.expected_bytes() == usize::try_from(found.batch_bytes).ok();
         if is_sane { Ok(found) } else { Err(FormatError::Range) }
     }

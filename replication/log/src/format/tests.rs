@@ -298,6 +298,15 @@ const SPILL_FIELDS: &[(&str, usize)] = &[
     ("tag of the table", 16),
 ];
 
+#[test]
+fn a_batch_without_entries_has_no_payload_bytes() {
+    let (_, mut bytes) = encoded_empty();
+    bytes[136] = 2;
+    let checksum = block::units::crc32c(&bytes[..160]);
+    bytes[160..164].copy_from_slice(&checksum.to_le_bytes());
+    assert_eq!(BatchHeader::decode(&bytes), Err(FormatError::Range));
+}
+
 fn spill_header(algorithm: Algorithm) -> SpillHeader {
     SpillHeader {
         algorithm,
