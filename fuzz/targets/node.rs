@@ -1,0 +1,65 @@
+//! The files of a node in a pool's directory: its identity, and the list of clients with volumes.
+//!
+//! Invariant: an identity that is read is kept by the next opening, which may rewrite the files.
+
+use crate::{LARGE, dir_in_memory, no_repair, write};
+use control::manifest::NodeDir;
+use fuzz::{Outcome, Target, corpus};
+
+#[test]
+fn node_file() {
+    let dir = dir_in_memory();
+    let path = dir.path();
+    let decode = |input: &[u8]| {
+        // The copy is damaged in another way, so that only the first file counts.
+        write(path.join("node.json"), input);
+        write(path.join("node.copy.json"), b"{");
+        let read = || NodeDir::open(path).map(|node| (node.node_id(), node.pool(), node.epoch()));
+        match read() {
+            Ok(found) => {
+                // Without a pool, nothing stays when the directory is closed.
+                assert!(found.1.is_none() || read().ok() == Some(found));
+                Outcome::Accepted
+            }
+            Err(error) => Outcome::Refused(error.chain()),
+        }
+    };
+    Target {
+        name: "node_file",
+        inputs: vec![corpus::text("server/control/testdata/node-v1.json").into_bytes()],
+        repair: &no_repair,
+        decode: &decode,
+        execution_count: 3000,
+        input_bytes_max: 8192,
+        allocation: LARGE,
+    }
+    .check();
+}
+
+#[test]
+fn client_list() {
+    let dir = dir_in_memory();
+    let id = "01020304-0506-0708-090a-0b0c0d0e0f10";
+    let client = format!(
+        "{{\"volume\":7,\"client\":\"{id}\",\"boot\":\"{id}\",\"attachment\":\"{id}\",\
+         \"label\":\"db1\",\"is_shared\":true,\"attached_at\":1700000000,\"epoch\":3,\
+         \"is_stepped_back\":false}}"
+    );
+    let list = |clients: &str| {
+        format!("{{\"version\":1,\"epoch\":3,\"clients\":[{clients}]}}").into_bytes()
+    };
+    let decode = |input: &[u8]| {
+        write(dir.path().join("clients.json"), input);
+        Outcome::of(engine::claims::label_in(dir.path(), |_| true).map_err(|error| error.chain()))
+    };
+    Target {
+        name: "client_list",
+        inputs: vec![list(&client), list(""), list(&format!("{client},{client}"))],
+        repair: &no_repair,
+        decode: &decode,
+        execution_count: 10_000,
+        input_bytes_max: 8192,
+        allocation: LARGE,
+    }
+    .check();
+}

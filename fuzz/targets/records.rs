@@ -1,0 +1,130 @@
+//! Records of the engine and of the map of the data tier.
+//!
+//! Invariant: a record that decodes is encoded to a record that decodes to the same value; the
+//! binary ones to the same bytes.
+
+use crate::{SMALL, no_repair};
+use block::seal::Algorithm;
+use block::{Epoch, Lsn, VolumeId};
+use engine::record::{Durability, VolumeRecord, VolumeState};
+use engine::schedule::{Keep, Schedule};
+use engine::snapshot::SnapshotRecord;
+use fuzz::{Outcome, Target};
+use tiering::KeyId;
+use tiering::map::records::{
+    AsideFile, Root, SegmentRecord, decode_aside, decode_live, encode_aside, encode_live,
+};
+use tiering::segment::{Placement, SegmentInfo, SegmentNumber};
+
+#[test]
+fn volume_record() {
+    let plain = VolumeRecord::new(7, "db", 1 << 30, Durability::Flush, 1_700_000_000);
+    let schedule = Schedule::new("*/15 * * * *", Keep::default(), 1_700_000_000);
+    let full = {
+        let mut record = plain.clone();
+        (record.is_read_only, record.is_stepped_back, record.is_dedup) = (true, true, true);
+        (record.stepped_back_in, record.expires_at) = (4, 1_800_000_000);
+        record.schedule = Some(schedule.expect("a valid expression"));
+        record.state = VolumeState::Removed { removed_at: 1_700_000_001 };
+        record
+    };
+    let mut purged = plain.clone();
+    purged.state = VolumeState::Purged;
+    let records = [plain.clone().with_own_key(7), plain, full, purged];
+    Target {
+        name: "volume_record",
+        inputs: records.iter().map(|record| record.encode().to_vec()).collect(),
+        repair: &no_repair,
+        decode: &|input| match VolumeRecord::decode(input) {
+            Ok(record) => {
+                let again = VolumeRecord::decode(&record.encode()).map_err(|error| error.chain());
+                assert_eq!(again.as_ref(), Ok(&record));
+                Outcome::Accepted
+            }
+            Err(error) => Outcome::Refused(error.chain()),
+        },
+        execution_count: 60_000,
+        input_bytes_max: 8192,
+        allocation: SMALL,
+    }
+    .check();
+}
+
+#[test]
+fn snapshot_record() {
+    let plain = SnapshotRecord::new(7, "before-upgrade", 1 << 30, 1_700_000_000);
+    let mut scheduled = plain.clone();
+    scheduled.is_scheduled = true;
+    Target {
+        name: "snapshot_record",
+        inputs: [plain, scheduled].iter().map(|record| record.encode().to_vec()).collect(),
+        repair: &no_repair,
+        decode: &|input| match SnapshotRecord::decode(input) {
+            Ok(record) => {
+                let again = SnapshotRecord::decode(&record.encode()).map_err(|error| error.chain());
+                assert_eq!(again.as_ref(), Ok(&record));
+                Outcome::Accepted
+            }
+            Err(error) => Outcome::Refused(error.chain()),
+        },
+        execution_count: 60_000,
+        input_bytes_max: 4096,
+        allocation: SMALL,
+    }
+    .check();
+}
+
+/// The records of the map in clear. The first byte of an input says which.
+#[test]
+fn map_record() {
+    let file = |first, last| AsideFile { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [5; 16] };
+    let root = Root { epoch: Epoch(3), destaged: Lsn(900), commit_number: 40, next_segment: 18 };
+    let segment = |key| SegmentRecord {
+        info: SegmentInfo {
+            number: SegmentNumber(17),
+            epoch: Epoch(3),
+            id: [8; 16],
+            algorithm: Algorithm::Aes256Gcm,
+            key,
+            object_bytes: 10_000,
+            frame_count: 12,
+        },
+        placement: Placement::Object,
+        block_count: 90,
+    };
+    let records = [
+        (0, encode_aside(&[file(1, 7), file(8, 8)])),
+        (1, root.encode()),
+        (2, segment(KeyId::POOL).encode()),
+        (2, segment(KeyId(9)).encode()),
+        (3, encode_live(77)),
+    ];
+    let decode = |input: &[u8]| {
+        let Some((kind, record)) = input.split_first() else {
+            return Outcome::Refused("empty".to_owned());
+        };
+        let encoded = match kind % 4 {
+            0 => decode_aside(VolumeId(7), record).map(|files| encode_aside(&files)),
+            1 => Root::decode(record).map(|root| root.encode()),
+            2 => SegmentRecord::decode(17, record).map(|segment| segment.encode()),
+            _ => decode_live(17, record).map(encode_live),
+        };
+        match encoded {
+            Ok(encoded) => {
+                assert_eq!(encoded, record);
+                Outcome::Accepted
+            }
+            Err(error) => Outcome::Refused(error.chain()),
+        }
+    };
+    Target {
+        name: "map_record",
+        inputs: records.into_iter().map(|(kind, record)| [&[kind], &record[..]].concat()).collect(),
+        repair: &no_repair,
+        decode: &decode,
+        execution_count: 100_000,
+        input_bytes_max: 4096,
+        allocation: SMALL,
+    }
+    .check();
+}
