@@ -31,10 +31,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("tests", &[]),
     ("benches", &["block", "engine", "nbd", "server", "tiering", "ublk", "wal"]),
-    (
-        "fuzz",
-        &["api", "block", "config", "control", "engine", "nbd", "tests", "tiering", "wal"],
-    ),
+    ("fuzz", &["api", "block", "config", "control", "engine", "nbd", "tests", "tiering", "wal"]),
 ];
 
 /// Licences that allow the binary to be given away under this project's own. Source: deny.toml.

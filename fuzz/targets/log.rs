@@ -74,7 +74,7 @@ fn log_state() {
         name: "log_state",
         inputs: vec![golden],
         repair: &|input| put_checksum(input, 0..76, 76),
-        decode: &|input| decode(LogPart::State, input, &[80..4096]),
+        decode: &|input| decode(LogPart::State, input, std::slice::from_ref(&(80..4096))),
         execution_count: 100_000,
         input_bytes_max: 8192,
         allocation: SMALL,
@@ -153,8 +153,9 @@ fn decode_batch(input: &[u8]) -> Outcome {
     let encoded = reencode(LogPart::Batch, input, &pool_key());
     let encoded_features = encoded.as_ref().ok().and_then(|encoded| u32_at(encoded, 20));
     // The seals bind the feature bits: with bits that are ignored, all of them differ.
-    if encoded.is_ok() && (compatible != Some(0) || features != encoded_features) {
-        let encoded = encoded.expect("checked");
+    if let Ok(encoded) = encoded
+        && (compatible != Some(0) || features != encoded_features)
+    {
         assert!(reencode(LogPart::Batch, &encoded, &pool_key()).is_ok(), "it decodes again");
         return Outcome::Accepted;
     }

@@ -68,7 +68,7 @@ fn contents(path: &Path) -> Vec<u8> {
 
 /// Puts the checksums of the file's header and of each batch, wherever it is, right, and lets each
 /// batch name the one before it.
-fn repair(input: &mut Vec<u8>) {
+fn repair(input: &mut [u8]) {
     put_checksum(input, 0..72, 72);
     let mut at = BATCH_ALIGN_BYTES;
     let mut previous: Option<[u8; 4]> = None;
@@ -131,7 +131,7 @@ fn log_ring() {
     Target {
         name: "log_ring",
         inputs,
-        repair: &repair,
+        repair: &|input| repair(input),
         decode: &decode,
         execution_count: 400,
         input_bytes_max: 256 << 10,

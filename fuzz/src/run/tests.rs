@@ -13,7 +13,7 @@ fn record() -> Vec<u8> {
     bytes
 }
 
-fn repair(input: &mut Vec<u8>) {
+fn repair(input: &mut [u8]) {
     if let Some(end) = input.len().checked_sub(4) {
         let checksum = crc32c(&input[..end]).to_le_bytes();
         input[end..].copy_from_slice(&checksum);
@@ -43,7 +43,7 @@ fn run_with(bug: &dyn Fn(u32), seed: u64) -> Result<Run, Box<Failure>> {
     let target = Target {
         name: "record",
         inputs: vec![record()],
-        repair: &repair,
+        repair: &|input| repair(input),
         decode: &|input| decode(input, bug),
         execution_count: 20_000,
         input_bytes_max: 4096,
@@ -96,7 +96,7 @@ fn a_report_names_the_seed_and_a_file_with_the_input() {
     let target = Target {
         name: "record",
         inputs: vec![record()],
-        repair: &repair,
+        repair: &|input| repair(input),
         decode: &|_| Outcome::Accepted,
         execution_count: 1,
         input_bytes_max: 4096,
