@@ -612,7 +612,7 @@ fn stepped_back() {
         daemon.restart();
         let complaints = daemon.unannounced();
         assert!(
-            complaints.iter().any(|line| line.contains("has stepped back")),
+            complaints.iter().any(|line| line.contains("has lost writes")),
             "{driver:?}: {complaints:#?}"
         );
         let listed = daemon.json(&["attach", "list"]);
