@@ -233,6 +233,8 @@ mod tests {
         assert_eq!(run(5), run(5));
         let (all, other) = (run(5), run(6));
         assert_ne!(all, other);
-        assert!(all.iter().filter(|input| !others.contains(input)).count() > 1500);
+        let changed_count = all.iter().filter(|input| !others.contains(input)).count();
+        // A third of the inputs is empty, and few mutators change nothing into something.
+        assert!(changed_count > 1200, "{changed_count} of {}", all.len());
     }
 }

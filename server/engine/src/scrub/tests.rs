@@ -112,21 +112,22 @@ async fn a_scheduled_scrub_begins_once_its_time_has_passed() {
     let scrub = Scrub::offline(pool.clone(), store, key, id, is_whole);
     scrub.begin(None, Some(3600)).await.unwrap();
     let (inner, mut saved_at) = (&scrub.inner, clock.now());
-    let number = |inner: &Inner| inner.record().unwrap().number;
+    let started = |inner: &Inner| inner.record().unwrap().started_at;
+    let first = started(inner);
     // The pool is empty, so the scrub ends at once.
     assert_eq!(inner.step(&mut saved_at).await.unwrap(), Duration::ZERO);
     assert!(!inner.record().unwrap().is_running());
     clock.advance(Duration::from_secs(3599));
     assert_eq!(inner.step(&mut saved_at).await.unwrap(), Duration::from_secs(1));
-    assert_eq!(number(inner), 1);
+    assert_eq!(started(inner), first);
     clock.advance(Duration::from_secs(1));
     inner.step(&mut saved_at).await.unwrap();
-    assert_eq!((number(inner), inner.record().unwrap().is_running()), (2, true));
+    assert_eq!((started(inner), inner.record().unwrap().is_running()), (first + 3600, true));
     // A start that lies in the future, because the clock was put back, delays nothing.
     inner.step(&mut saved_at).await.unwrap();
     clock.jump(-3600);
     inner.step(&mut saved_at).await.unwrap();
-    assert_eq!((number(inner), inner.record().unwrap().is_running()), (3, true));
+    assert_eq!((started(inner), inner.record().unwrap().is_running()), (first, true));
     pool.close().await.unwrap();
 }
 
