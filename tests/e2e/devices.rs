@@ -506,6 +506,9 @@ fn bad_moments_of_an_nbd_device_are_refused_and_lose_nothing() {
 fn bad_moments_of_nbd() {
     let mut daemon = Daemon::started(SETTINGS, &[("db", "64M"), ("other", "64M")]);
     daemon.announce("the volume is larger than configured and stays so");
+    // The job that looks at the devices may look while one of them is not served yet.
+    daemon.announce("could not resize the device of a volume");
+    daemon.announce("an attached volume is not served; its device waits");
     let place = Place::new();
     refused(&daemon, &["attach", "db", "--nbd", "--queues", "2"], "cannot be used with");
     refused(&daemon, &["attach", "db", "--connections", "2"], "--nbd");
