@@ -112,6 +112,11 @@ mod tests {
             "snapshot diff a,b@1 a@2",
             "snapshot schedule db never",
             "copy sync ftp://x/y",
+            "copy add s3://",
+            "copy sync gs:///",
+            "copy rm az://",
+            "copy add file://",
+            "copy add s3:///prefix",
         ] {
             let line = format!("spindle {line} --dir /d");
             let cli = Cli::try_parse_from(line.split(' ')).unwrap();

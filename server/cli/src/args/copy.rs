@@ -211,8 +211,13 @@ impl CopyCommand {
 /// `Invalid` for a path that cannot be made absolute.
 pub fn place(url: &str) -> Result<String> {
     let usage = |why: String| Error::new(ErrorKind::Invalid, why);
-    if url.contains("://") {
-        return Ok(url.trim_end_matches('/').to_owned());
+    if url.is_empty() {
+        return Ok(String::new()); // which names no store
+    }
+    if let Some((scheme, rest)) = url.split_once("://") {
+        // The rest keeps a slash at its start: without it, the URL could read as a path.
+        let end = rest.trim_end_matches('/').len().max(usize::from(rest.starts_with('/')));
+        return Ok(format!("{scheme}://{}", &rest[..end]));
     }
     let path = std::path::absolute(url).map_err(|error| usage(format!("read {url}: {error}")))?;
     let path = path.into_os_string().into_string();
