@@ -87,8 +87,9 @@ pub fn is_file_header(bytes: &[u8], pool: &[u8; 16], region_bytes: u32) -> bool 
         && u16_at(bytes, FILE_AT_VERSION) == Some(VERSION)
         && u32_at(bytes, FILE_AT_REGION_BYTES) == Some(region_bytes)
         && array_at(bytes, FILE_AT_POOL) == Some(*pool)
-        && bytes.get(..FILE_AT_CRC).map(|bytes| crc32c_parts(&[bytes]))
-            == u32_at(bytes, FILE_AT_CRC)
+        && u32_at(bytes, FILE_AT_CRC).is_some_and(|checksum| {
+            bytes.get(..FILE_AT_CRC).is_some_and(|head| crc32c_parts(&[head]) == checksum)
+        })
 }
 
 /// The state recorded in a file header for which [`is_file_header`] is true. A header written by a
@@ -312,6 +313,9 @@ mod tests {
             let mut damaged = bytes.clone();
             damaged[at / 8] ^= 1 << (at % 8);
             assert!(!is_file_header(&damaged, &[7; 16], 1 << 20), "bit {at}");
+        }
+        for len in 0..FILE_HEADER_BYTES {
+            assert!(!is_file_header(&bytes[..len], &[7; 16], 1 << 20), "{len} bytes");
         }
     }
 
