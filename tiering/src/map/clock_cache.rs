@@ -23,8 +23,8 @@ pub const ENTRY_OVERHEAD_BYTES: usize = 112;
 pub struct ClockCache<K, V> {
     shards: Box<[Mutex<Shard<K, V>>]>,
     shard_bytes_max: usize,
-    /// Random, so that clients cannot choose keys of one shard.
-    seed: u64,
+    /// Has taken a random number, so that clients cannot choose keys of one shard.
+    hasher: DefaultHasher,
 }
 
 struct Shard<K, V> {
@@ -47,16 +47,17 @@ impl<K: Hash + Eq + Clone, V: Clone> ClockCache<K, V> {
     pub fn new(bytes_max: usize) -> Self {
         let shard =
             || Mutex::new(Shard { index: HashMap::new(), slots: Vec::new(), hand: 0, bytes: 0 });
+        let mut hasher = DefaultHasher::new();
+        hasher.write(&random_bytes::<8>());
         ClockCache {
             shards: (0..SHARD_COUNT).map(|_| shard()).collect(),
             shard_bytes_max: bytes_max / SHARD_COUNT,
-            seed: u64::from_le_bytes(random_bytes()),
+            hasher,
         }
     }
 
     fn shard(&self, key: &K) -> &Mutex<Shard<K, V>> {
-        let mut hasher = DefaultHasher::new();
-        self.seed.hash(&mut hasher);
+        let mut hasher = self.hasher.clone();
         key.hash(&mut hasher);
         // The hash map inside uses the low bits.
         &self.shards[(hasher.finish() >> 57) as usize % SHARD_COUNT]
