@@ -196,7 +196,7 @@ pub struct FrameRef {
 /// Two references are equal if they name the same frame, wherever the segment is stored.
 impl PartialEq for FrameRef {
     fn eq(&self, other: &FrameRef) -> bool {
-        (self.info.id, self.at) == (other.info.id, other.at)
+        (self.info.number, self.info.id, self.at) == (other.info.number, other.info.id, other.at)
     }
 }
 
