@@ -506,9 +506,6 @@ fn bad_moments_of_an_nbd_device_are_refused_and_lose_nothing() {
 fn bad_moments_of_nbd() {
     let mut daemon = Daemon::started(SETTINGS, &[("db", "64M"), ("other", "64M")]);
     daemon.announce("the volume is larger than configured and stays so");
-    // The job that looks at the devices may look while one of them is not served yet.
-    daemon.announce("could not resize the device of a volume");
-    daemon.announce("an attached volume is not served; its device waits");
     let place = Place::new();
     refused(&daemon, &["attach", "db", "--nbd", "--queues", "2"], "cannot be used with");
     refused(&daemon, &["attach", "db", "--connections", "2"], "--nbd");
@@ -592,44 +589,6 @@ fn mapper(device: &str) -> std::process::Child {
     std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut said).expect("a line");
     assert_eq!(said, "mapped\n");
     mapper
-}
-
-#[test]
-fn a_device_does_not_go_on_with_a_volume_that_has_stepped_back() {
-    needs_root!();
-    let name = "devices::a_device_does_not_go_on_with_a_volume_that_has_stepped_back";
-    guest::run(name, Duration::from_secs(120), &[], stepped_back);
-}
-
-fn stepped_back() {
-    for driver in [&[][..], &["--nbd"]] {
-        let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
-        daemon.announce("condition=\"writes-lost\"");
-        let device = attach(&daemon, driver);
-        let held = std::fs::File::open(&device).expect("open the device");
-        daemon.kill();
-        // The log is lost, and so are its writes.
-        let dir = daemon.dir();
-        std::fs::remove_dir_all(dir.join("log")).expect("remove the log");
-        std::fs::remove_file(dir.join("log.made")).expect("remove its mark");
-        daemon.restart();
-        let complaints = daemon.unannounced();
-        assert!(
-            complaints.iter().any(|line| line.contains("has lost writes")),
-            "{driver:?}: {complaints:#?}"
-        );
-        let listed = daemon.json(&["attach", "list"]);
-        assert_eq!(listed["attachments"].as_array().map(Vec::len), Some(0), "{listed}");
-        assert!(!reader(&device).wait().expect("dd ends").success(), "its users get errors");
-        drop(held);
-        // A new device is not affected, and survives a restart.
-        let again = attach(&daemon, driver);
-        daemon.kill();
-        daemon.restart();
-        assert!(reader(&again).wait().expect("dd ends").success());
-        let _ = daemon.json(&["detach", "db"]);
-        daemon.stop();
-    }
 }
 
 #[test]

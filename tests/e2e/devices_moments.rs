@@ -649,3 +649,41 @@ fn stopped_without_a_store(ask_to_stop: impl Fn(&Daemon)) {
     daemon.stop();
     daemon.fsck();
 }
+
+#[test]
+fn a_device_does_not_go_on_with_a_volume_that_has_stepped_back() {
+    needs_root!();
+    let name = "devices_moments::a_device_does_not_go_on_with_a_volume_that_has_stepped_back";
+    guest::run(name, Duration::from_secs(120), &[], stepped_back);
+}
+
+fn stepped_back() {
+    for driver in [&[][..], &["--nbd"]] {
+        let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
+        daemon.announce("condition=\"writes-lost\"");
+        let device = attach(&daemon, driver);
+        let held = std::fs::File::open(&device).expect("open the device");
+        daemon.kill();
+        // The log is lost, and so are its writes.
+        let dir = daemon.dir();
+        std::fs::remove_dir_all(dir.join("log")).expect("remove the log");
+        std::fs::remove_file(dir.join("log.made")).expect("remove its mark");
+        daemon.restart();
+        let complaints = daemon.unannounced();
+        assert!(
+            complaints.iter().any(|line| line.contains("has lost writes")),
+            "{driver:?}: {complaints:#?}"
+        );
+        let listed = daemon.json(&["attach", "list"]);
+        assert_eq!(listed["attachments"].as_array().map(Vec::len), Some(0), "{listed}");
+        assert!(!reader(&device).wait().expect("dd ends").success(), "its users get errors");
+        drop(held);
+        // A new device is not affected, and survives a restart.
+        let again = attach(&daemon, driver);
+        daemon.kill();
+        daemon.restart();
+        assert!(reader(&again).wait().expect("dd ends").success());
+        let _ = daemon.json(&["detach", "db"]);
+        daemon.stop();
+    }
+}

@@ -19,6 +19,7 @@ mod objects;
 mod owners;
 mod parts;
 mod reclaim;
+mod restores;
 mod scrub;
 mod snapshots;
 mod store;

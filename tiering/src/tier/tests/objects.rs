@@ -1,7 +1,8 @@
 //! A single object that is missing or cannot be read, while the store works: this is distinguished
 //! from an outage, and blocks nothing else.
 
-use super::copies::{Copying, begin_restore, copied, copier_of};
+use super::copies::{Copying, copier_of};
+use super::restores::{begin_restore, copied};
 use super::scrub::{bytes_of, copy_to, number_of, scrub, segment_paths, source};
 use super::*;
 use crate::copier::{HydrateOptions, HydrateProgress, Lacking};

@@ -2,7 +2,8 @@
 //! made from, and a pool that is restored from one drops the volumes that were not copied.
 
 use super::clones::{Clones, step_all};
-use super::copies::{AT_ONCE, begin_restore};
+use super::copies::AT_ONCE;
+use super::restores::begin_restore;
 use super::*;
 use crate::copier::{CopiedState, CopyProgress, HydrateOptions, HydrateProgress, Lacking};
 use crate::map::SnapshotChange;
