@@ -311,7 +311,7 @@ const ONLY_A_DAEMON: &str = ", and only a daemon can serve a device; start `spin
 
 async fn attach(cli: &Cli, args: &AttachArgs) -> Result<(), Failure> {
     let plan = args.plan().map_err(Failure::Usage)?;
-    let request = match &plan {
+    let (config, request) = match &plan {
         AttachPlan::Remote { uri, options } => {
             devices::remote::check_uri(uri).map_err(Failure::Usage)?;
             if args.lock_memory {
@@ -335,14 +335,15 @@ async fn attach(cli: &Cli, args: &AttachArgs) -> Result<(), Failure> {
             let done = cleaned(move || crate::adapters::pool_volumes::clean_up(&dir)).await?;
             return Ok(output::emit(cli.output, &done, print::reply)?);
         }
-        AttachPlan::List => AttachArgs::list_request(),
+        AttachPlan::List => (load_pool(&args.pool)?, AttachArgs::list_request()),
         AttachPlan::Volume(target) => {
-            let name = within(&load_pool(&args.pool)?, target)?;
-            args.request(name)
+            let config = load_pool(&args.pool)?;
+            let name = within(&config, target)?;
+            (config, args.request(name))
         }
     };
     handlers::check(&request).map_err(Failure::Usage)?;
-    ask_daemon(cli, &load_pool(&args.pool)?, &request, ONLY_A_DAEMON).await
+    ask_daemon(cli, &config, &request, ONLY_A_DAEMON).await
 }
 
 async fn cleaned(work: impl FnOnce() -> Result<String> + Send + 'static) -> Result<Reply> {

@@ -159,7 +159,7 @@ impl AdminPool {
         let (user, first) = match &self.attachments {
             Some(attachments) => (attachments.user_of(id).await?, "detach it first"),
             None => {
-                (pool_volumes::user_in(open.config.dir(), Some(id))?, pool_volumes::FREE_OFFLINE)
+                (pool_volumes::user_in(&open.config.dir, Some(id))?, pool_volumes::FREE_OFFLINE)
             }
         };
         let Some(user) = user else { return Ok(()) };

@@ -157,7 +157,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         return Err(lost.context(format!(
             "the disk of {} is to be looked at (space, cables, the kernel's log); then start spindle again, which finds \
              out whether anything that was answered is gone, and tells which volumes it concerns",
-            open.config.dir().join("log").display()
+            open.config.dir.join("log").display()
         )));
     }
     Err(open.reason_of_loss(lost).await)

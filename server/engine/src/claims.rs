@@ -526,7 +526,7 @@ impl Claims {
     }
 
     /// Tells whether the list exists on disk. If so, it is of this epoch.
-    pub fn is_written(&self) -> bool {
+    pub(crate) fn is_written(&self) -> bool {
         self.path.exists()
     }
 

@@ -240,7 +240,7 @@ impl ProvenClock {
 
 /// The time that a run in this directory has proven, if the kernel of that run is still running: the time that has
 /// passed since is known whatever happened to the wall clock. In seconds since the Unix epoch.
-pub fn proven_in(clock: &dyn Clock, dir: &Path) -> Option<u64> {
+pub(crate) fn proven_in(clock: &dyn Clock, dir: &Path) -> Option<u64> {
     let boot = block::env::boot_id();
     let seen = read(&dir.join(FILE)).filter(|seen| seen.boot == boot)?;
     Some(proven_by(&seen, boot, clock.uptime().as_secs()))

@@ -154,8 +154,8 @@ impl ClosedPool {
 /// Errors of [`crate::opening::open`], which takes the pool.
 pub async fn look(config: &PoolConfig) -> Result<Option<ClosedPool>> {
     let node = check_pool_is_there(config).await?;
-    let store = Store::open(config.store_url(), &StoreOptions::default())?;
-    let keys = KeyRing::open(&store, &config.key_source()).await?;
+    let store = Store::open(&config.store_url, &StoreOptions::default())?;
+    let keys = KeyRing::open(&store, &config.keys).await?;
     let (pool, key) = (keys.pool(), keys.newest().key.clone());
     let retention = config.retention;
     let named = (pool, config.name.as_str());

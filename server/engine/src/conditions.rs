@@ -68,7 +68,7 @@ pub(crate) fn log(change: Change<'_>) {
 }
 
 /// Sets or clears the conditions that follow from a volume's newest record.
-pub fn show_record(conditions: &Conditions, record: &VolumeRecord, has_key: bool) {
+pub(crate) fn show_record(conditions: &Conditions, record: &VolumeRecord, has_key: bool) {
     let name = &record.name;
     let is_present = record.state == VolumeState::Present;
     let stepped_back = (is_present && record.is_stepped_back).then(|| {
@@ -152,7 +152,7 @@ pub(crate) fn show_stopped(conditions: &Conditions, why: &str) {
 }
 
 /// Sets or clears the condition that the store does not say who owns the pool. `failure` is the reason.
-pub fn show_contact(conditions: &Conditions, failure: Option<&str>) {
+pub(crate) fn show_contact(conditions: &Conditions, failure: Option<&str>) {
     let report = failure.map(|failure| {
         Report::new(
             format!("the store has not answered, or refuses, when it was asked who owns the pool: {failure}"),

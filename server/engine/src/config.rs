@@ -10,7 +10,7 @@ use crate::record::Durability;
 use block::env::Clock;
 use block::seal::Algorithm;
 use control::keys::KeySource;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::cache::CacheOptions;
@@ -93,24 +93,4 @@ pub struct DataConfig {
     pub map_cache_bytes: u64,
     /// Memory for blocks of the metadata database, in bytes.
     pub metadata_cache_bytes: u64,
-}
-
-impl PoolConfig {
-    /// Directory of this node.
-    #[must_use]
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    /// URL of the object store.
-    #[must_use]
-    pub fn store_url(&self) -> &str {
-        &self.store_url
-    }
-
-    /// Source of the secret that opens the key ring.
-    #[must_use]
-    pub fn key_source(&self) -> KeySource {
-        self.keys.clone()
-    }
 }

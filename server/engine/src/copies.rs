@@ -162,7 +162,7 @@ impl CopyStatus {
 }
 
 /// Sets or clears the condition that the copy may still have keys of erased volumes.
-pub fn show_erased_keys(conditions: &Conditions, url: &str, has_keys: bool) {
+pub(crate) fn show_erased_keys(conditions: &Conditions, url: &str, has_keys: bool) {
     let report = has_keys.then(|| {
         Report::new(
             format!(
@@ -176,7 +176,7 @@ pub fn show_erased_keys(conditions: &Conditions, url: &str, has_keys: bool) {
 }
 
 /// Raises the condition that the list of copies cannot be read.
-pub fn show_unreadable(conditions: &Conditions, error: &Error) {
+pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
     let what = format!("the list of the pool's copies cannot be read: {}", error.chain());
     let report = match is_for_good(error) {
         true => Report::new(

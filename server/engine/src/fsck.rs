@@ -23,15 +23,15 @@ use uuid::Uuid;
 /// `NotFound` for a store without a pool; those of reading the store and the key.
 pub async fn fsck(config: &PoolConfig) -> Result<PoolReport> {
     check_store_dir_exists(config)?;
-    let store = Store::open(config.store_url(), &StoreOptions::default())?;
-    let keys = KeyRing::open(&store, &config.key_source()).await?;
+    let store = Store::open(&config.store_url, &StoreOptions::default())?;
+    let keys = KeyRing::open(&store, &config.keys).await?;
     fsck_of(config, keys.pool(), &keys.newest().key).await
 }
 
 /// Like [`fsck`], with an open key ring: the secret that opened it may be gone or replaced by now.
 pub async fn fsck_of(config: &PoolConfig, pool: Uuid, key: &PoolKey) -> Result<PoolReport> {
     check_store_dir_exists(config)?;
-    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    let store = Store::open(&config.store_url, &StoreOptions::default())?;
     let Some(manifest) = control::manifest::read(&store, key).await? else {
         let what = format!("check the pool in {}: it was never opened", store.url());
         return Err(Error::new(ErrorKind::NotFound, what));
@@ -65,7 +65,7 @@ pub async fn fsck_copy(
     env_prefix: Option<&str>,
 ) -> Result<PoolReport> {
     let target = Target::existing(url, env_prefix).await?;
-    let keys = target.open_keys(&config.key_source()).await?;
+    let keys = target.open_keys(&config.keys).await?;
     let (pool, key) = (keys.pool(), keys.newest().key.clone());
     let (pin, state) = match target.pin_newest(&key, pool, true).await {
         Ok((pin, state)) => (Some(pin), state),

@@ -61,7 +61,7 @@ impl Lookout {
     pub fn new(open: &OpenPool) -> Lookout {
         Lookout {
             conditions: open.conditions.clone(),
-            log_dir: open.config.dir().join("log"),
+            log_dir: open.config.dir.join("log"),
             max_age: open.config.destage.max_age,
             full: Steady::default(),
         }

@@ -60,12 +60,6 @@ pub struct OpenPool {
 }
 
 impl OpenPool {
-    /// The pool.
-    #[must_use]
-    pub fn pool(&self) -> &Arc<Pool> {
-        &self.pool
-    }
-
     /// Makes the configured volumes, and settles what earlier losses and take-overs have left to do.
     ///
     /// # Errors
@@ -76,7 +70,7 @@ impl OpenPool {
         if let Some(cause @ (StepBack::LostLog | StepBack::TakeOver)) = self.step_back {
             self.pool.note_step_back(cause, self.ownership.epoch()).await?;
         }
-        settle_step_back(self.config.dir())
+        settle_step_back(&self.config.dir)
     }
 
     /// Opens the claims without the clients of volumes that have stepped back: they have seen writes
@@ -87,7 +81,7 @@ impl OpenPool {
     pub fn open_claims(&self) -> Result<Claims> {
         let (records, now) = (self.pool.records(), self.ownership.epoch());
         let claims = Claims::open(
-            self.config.dir(),
+            &self.config.dir,
             now,
             self.node.clients_epoch(),
             |volume, epoch, was_stepped_back| {
@@ -110,7 +104,7 @@ impl OpenPool {
 
     /// Creates the configured volumes that are missing, and grows or re-configures the others as the configuration
     /// says.
-    pub async fn make_volumes(&self) -> Result<()> {
+    async fn make_volumes(&self) -> Result<()> {
         for wanted in &self.config.volumes {
             let volume = match self.pool.volume(&wanted.name) {
                 Some(volume) => volume,

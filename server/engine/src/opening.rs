@@ -80,7 +80,7 @@ pub async fn open_until<S: Future<Output = ()>>(
     opening: Opening,
     stop: Pin<&mut S>,
 ) -> Result<Option<OpenPool>> {
-    let (had_dir, had_store) = (config.dir().exists(), store_dir_exists(config)?);
+    let (had_dir, had_store) = (config.dir.exists(), store_dir_exists(config)?);
     let opened = open_pool(config, opening, stop).await;
     if opened.is_err() {
         leave(config, had_dir, had_store);
@@ -90,14 +90,14 @@ pub async fn open_until<S: Future<Output = ()>>(
 
 /// Removes the directories that were made for a refused pool if they are empty.
 fn leave(config: &PoolConfig, had_dir: bool, had_store: bool) {
-    if !had_store && let Ok(Some(store)) = Store::dir_of(config.store_url()) {
+    if !had_store && let Ok(Some(store)) = Store::dir_of(&config.store_url) {
         for folder in ["probe", "keyring"] {
             let _ = std::fs::remove_dir(store.join(folder));
         }
         let _ = std::fs::remove_dir(store);
     }
     if !had_dir {
-        let _ = std::fs::remove_dir(config.dir());
+        let _ = std::fs::remove_dir(&config.dir);
     }
 }
 
@@ -152,11 +152,11 @@ async fn open_pool<S: Future<Output = ()>>(
 }
 
 fn open_store(config: &PoolConfig) -> Result<Store> {
-    Store::open(config.store_url(), &StoreOptions::default())
+    Store::open(&config.store_url, &StoreOptions::default())
 }
 
 /// Takes the directory of an existing pool. Writes nothing to the store.
-pub async fn check_pool_is_there(config: &PoolConfig) -> Result<NodeDir> {
+pub(crate) async fn check_pool_is_there(config: &PoolConfig) -> Result<NodeDir> {
     check_dir_exists(config)?;
     check_store_dir_exists(config)?;
     if !KeyRing::exists(&open_store(config)?).await? {
@@ -167,7 +167,7 @@ pub async fn check_pool_is_there(config: &PoolConfig) -> Result<NodeDir> {
 
 /// Takes the directory. If a pool was opened from it before, checks that the store has a pool.
 async fn open_node(config: &PoolConfig) -> Result<NodeDir> {
-    let node = NodeDir::open(config.dir())?;
+    let node = NodeDir::open(&config.dir)?;
     if let Some(pool) = node.pool() {
         // Before the probe and all other writes: it may be a wrong or an emptied bucket.
         let is_there = store_dir_exists(config)?;
@@ -195,10 +195,8 @@ async fn prepare(config: &PoolConfig, opening: Opening) -> Result<Prepared<'_>> 
     let store = open_store(config)?;
     store.probe().await?;
     let keys = match opening {
-        Opening::Existing | Opening::Removed => KeyRing::open(&store, &config.key_source()).await?,
-        Opening::OrNew | Opening::TakeOver => {
-            KeyRing::open_or_create(&store, &config.key_source()).await?
-        }
+        Opening::Existing | Opening::Removed => KeyRing::open(&store, &config.keys).await?,
+        Opening::OrNew | Opening::TakeOver => KeyRing::open_or_create(&store, &config.keys).await?,
     };
     let terms = Terms {
         take_over: opening == Opening::TakeOver,
@@ -213,12 +211,12 @@ impl Prepared<'_> {
         let Prepared { config, node, store, keys, terms } = self;
         let key = keys.newest().key.clone();
         let name = &config.name;
-        let owed = StepBackOwed::before(config.dir(), terms)?;
+        let owed = StepBackOwed::before(&config.dir, terms)?;
         let was_owed = owed.was_owed;
         let taken = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await;
         let is_taken_over = owed.after(&taken);
         let ownership = taken?;
-        let dir = config.dir().to_owned();
+        let dir = config.dir.to_owned();
         let taken =
             Taken { node, dir, store, keys, key, ownership, was_owed, is_taken_over: false };
         match is_taken_over {
@@ -487,8 +485,8 @@ fn no_pool(config: &PoolConfig, why: &str) -> Error {
     let what = format!(
         "open the pool of {} in {}: {why}. Check --dir, --store and the configuration; to make a \
          pool, run `spindle serve` or `spindle volume create` there",
-        config.dir().display(),
-        config.store_url()
+        config.dir.display(),
+        &config.store_url
     );
     Error::new(ErrorKind::NotFound, what)
 }
@@ -499,14 +497,14 @@ fn other_store(config: &PoolConfig, pool: Uuid) -> Error {
         "directory {} belongs to pool {pool}, but store {} holds no pool: it is another one, or was \
          emptied, and nothing was written there. Use the right --store, bring the objects back, or, \
          for a new pool, use another --dir",
-        config.dir().display(),
-        config.store_url()
+        config.dir.display(),
+        &config.store_url
     );
     Error::new(ErrorKind::NotFound, what)
 }
 
 fn check_dir_exists(config: &PoolConfig) -> Result<()> {
-    match config.dir().is_dir() {
+    match config.dir.is_dir() {
         true => Ok(()),
         false => Err(no_pool(config, "the directory does not exist")),
     }
@@ -521,7 +519,7 @@ pub fn check_store_dir_exists(config: &PoolConfig) -> Result<()> {
 }
 
 fn store_dir_exists(config: &PoolConfig) -> Result<bool> {
-    Ok(Store::dir_of(config.store_url())?.is_none_or(|dir| dir.is_dir()))
+    Ok(Store::dir_of(&config.store_url)?.is_none_or(|dir| dir.is_dir()))
 }
 
 /// Side files that the metadata names, as types of the log.
@@ -582,7 +580,7 @@ impl StepBackOwed<'_> {
 /// Sets the lists of devices and clients aside in a copied directory. They belong to the original,
 /// which may come back, and they may have seen newer data than the copy has.
 fn leave_attachments(config: &PoolConfig) -> Result<()> {
-    let dir = config.dir();
+    let dir = &config.dir;
     for name in config.machine_files.iter().copied().chain([crate::claims::FILE]) {
         let (path, left) = (dir.join(name), dir.join(format!("{name}.of-the-original")));
         match std::fs::rename(&path, &left) {

@@ -10,15 +10,19 @@
 
 mod clones;
 mod kept;
+#[cfg(any(test, feature = "testing"))]
+mod killing;
 mod own_keys;
 mod schedules;
 mod snapshots;
 mod stalled;
+mod step_back;
 
 pub use clones::NamedOrigin;
 pub use schedules::SchedulePlan;
 pub use snapshots::NamedSnapshot;
 pub use snapshots::some_of;
+pub use step_back::StepBack;
 
 use crate::clock::{AGREES_WITHIN, ProvenClock};
 use crate::destage::{self, DestageOptions};
@@ -36,59 +40,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tiering::Tier;
 use tokio::sync::watch;
-use wal::{Log, MissingSpillFile, TailLoss};
+use wal::{Log, MissingSpillFile};
 
 /// Longest time that closing waits for a background job. Chosen by hand: a job ends between two steps at once, unless
 /// the store does not answer.
 const JOB_GRACE: Duration = Duration::from_secs(10);
-
-/// Reasons why answered writes may be gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepBack {
-    /// The machine stopped while writes were answered ahead of stable storage, and the log's end cannot be proven
-    /// whole.
-    Reboot,
-    /// The pool was taken from another machine, without the data that it had not yet copied to the store.
-    TakeOver,
-    /// The write log of this directory was given up, with the data that the store did not hold yet.
-    LostLog,
-    /// A write or sync of the log failed, and the kernel has dropped the data that it could not write.
-    FailedLog,
-    /// The file system of the log was unmounted after the daemon had died, and may not have been written completely.
-    Remount,
-}
-
-impl From<TailLoss> for StepBack {
-    fn from(loss: TailLoss) -> StepBack {
-        match loss {
-            TailLoss::Reboot => StepBack::Reboot,
-            TailLoss::Remount => StepBack::Remount,
-            TailLoss::Failure => StepBack::FailedLog,
-        }
-    }
-}
-
-impl StepBack {
-    /// The cause in words.
-    fn why(self) -> &'static str {
-        match self {
-            StepBack::Reboot => {
-                "the machine stopped while writes were answered ahead of stable storage"
-            }
-            StepBack::TakeOver => {
-                "the pool was taken over, and what its owner had not copied to the store is not here"
-            }
-            StepBack::LostLog => {
-                "the write log of this directory is gone, with what the store did not hold yet"
-            }
-            StepBack::FailedLog => "the disk of the write log failed",
-            StepBack::Remount => {
-                "the file system of the write log was unmounted while writes were answered ahead of \
-                 stable storage"
-            }
-        }
-    }
-}
 
 /// Optional traits of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -772,24 +728,6 @@ impl Pool {
             closed => closed?,
         }
         Ok((last_lsn, destaged_lsn))
-    }
-}
-
-#[cfg(any(test, feature = "testing"))]
-impl Pool {
-    /// Ends like a killed process: nothing is flushed, and the files are released.
-    pub(crate) async fn kill(&self) {
-        self.fence(Error::new(ErrorKind::Io, "killed by the test"));
-        self.stop.send_replace(true);
-        let jobs = std::mem::take(&mut *self.jobs.lock());
-        for job in jobs {
-            job.await.unwrap();
-        }
-        self.shared.tier.close().await.unwrap();
-        let log = self.shared.log.clone();
-        // It has failed, so it writes nothing more; the point is that its threads have ended.
-        let closed = tokio::task::spawn_blocking(move || log.close()).await.unwrap();
-        closed.unwrap_err();
     }
 }
 

@@ -102,7 +102,7 @@ pub async fn remove(
 pub async fn restore(config: &PoolConfig) -> Result<PoolRestored> {
     let open = opening::open(config, Opening::Removed).await?;
     let Manifest { name, pool, .. } = open.ownership.manifest().clone();
-    let volume_count = open.pool().volumes().len() as u64;
+    let volume_count = open.pool.volumes().len() as u64;
     open.close().await?;
     Ok(PoolRestored { name, pool, volume_count })
 }
@@ -114,13 +114,13 @@ pub async fn restore(config: &PoolConfig) -> Result<PoolRestored> {
 /// store and of the key. A purge that was cut short can be repeated.
 pub async fn purge(config: &PoolConfig, now: bool) -> Result<PoolPurged> {
     opening::check_store_dir_exists(config)?;
-    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    let store = Store::open(&config.store_url, &StoreOptions::default())?;
     let kept = Kept {
         retention: config.retention,
         wall_seconds: config.clock.unix_seconds(),
-        proven_seconds: clock::proven_in(&*config.clock, config.dir()),
+        proven_seconds: clock::proven_in(&*config.clock, &config.dir),
     };
-    purge_store(&store, &config.key_source(), kept, now).await
+    purge_store(&store, &config.keys, kept, now).await
 }
 
 /// The facts that decide whether a removed pool is still retained.

@@ -460,7 +460,7 @@ pub async fn restore(
     env_prefix: Option<&str>,
     bytes_per_second: Option<u64>,
 ) -> Result<PoolOfCopy> {
-    let store = Store::open(config.store_url(), &StoreOptions::default())?;
+    let store = Store::open(&config.store_url, &StoreOptions::default())?;
     if KeyRing::exists(&store).await? {
         let what = format!(
             "restore to {}: a pool is there; choose an empty prefix or directory with --store and --dir",
@@ -469,14 +469,14 @@ pub async fn restore(
         return Err(Error::new(ErrorKind::Busy, what));
     }
     let target = Target::existing(url, env_prefix).await?;
-    let keys = target.open_keys(&config.key_source()).await?;
+    let keys = target.open_keys(&config.keys).await?;
     let (pool, key) = (keys.pool(), keys.newest().key.clone());
     store.probe().await?;
-    let node = NodeDir::open(config.dir())?;
+    let node = NodeDir::open(&config.dir)?;
     if let Some(other) = node.pool() {
         let what = format!(
             "restore to {}: the directory belongs to pool {other}; choose another one with --dir",
-            config.dir().display()
+            config.dir.display()
         );
         return Err(Error::new(ErrorKind::Busy, what));
     }

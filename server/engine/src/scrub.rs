@@ -252,7 +252,7 @@ pub async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<Scr
 }
 
 /// Raises the condition that the record of the newest scrub cannot be read.
-pub fn show_unreadable(conditions: &Conditions, error: &Error) {
+pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
     let report = Report::new(
         format!("how far the scrub is cannot be read: {}", error.chain()),
         "segments are not verified until the next start",

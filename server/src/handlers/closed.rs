@@ -93,7 +93,7 @@ async fn status_of(pool: &ClosedPool) -> Result<StatusInfo> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pool: manifest.pool.to_string(),
         name: manifest.name.clone(),
-        store: pool.config.store_url().to_owned(),
+        store: pool.config.store_url.to_owned(),
         epoch: manifest.epoch,
         host: manifest.owner.host.clone(),
         pid: manifest.owner.pid,

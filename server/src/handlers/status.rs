@@ -39,7 +39,7 @@ impl AdminPool {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pool: manifest.pool.to_string(),
             name: manifest.name.clone(),
-            store: open.config.store_url().to_owned(),
+            store: open.config.store_url.to_owned(),
             epoch: manifest.epoch,
             host: manifest.owner.host.clone(),
             pid: manifest.owner.pid,

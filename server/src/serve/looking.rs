@@ -14,6 +14,7 @@ use tokio::sync::watch;
 const LOOK: Duration = Duration::from_secs(1);
 /// Number of looks between checks of the devices, each of which has a lock of its own.
 const DEVICES_EVERY: u32 = 5;
+
 /// Looks repeatedly until `stop`.
 pub(crate) async fn run(
     open: Arc<OpenPool>,

@@ -45,21 +45,21 @@ fn config(place: &Path, dir: &str) -> Config {
 }
 
 async fn write_flushed(open: &OpenPool, text: &'static [u8]) {
-    let volume = open.pool().volume("db").unwrap();
+    let volume = open.pool.volume("db").unwrap();
     volume.write(0, text.into(), WriteFlags { fua: false }).await.unwrap();
     volume.flush().await.unwrap();
 }
 
 /// Ends a pool like a killed process: nothing is flushed or released.
 async fn crash(open: OpenPool) {
-    open.pool().fence(Error::new(ErrorKind::Io, "killed by the test"));
+    open.pool.fence(Error::new(ErrorKind::Io, "killed by the test"));
     open.close().await.unwrap_err();
 }
 
 /// Opens a new pool with one volume.
 async fn made(config: &Config) -> OpenPool {
     let pool = open(config, Opening::OrNew).await.unwrap();
-    pool.pool().create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
+    pool.pool.create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
     pool
 }
 
@@ -96,7 +96,7 @@ async fn commands_that_only_look_take_and_write_nothing() {
     let (a, b) = (config(place.path(), "a"), config(place.path(), "b"));
     let pool = made(&a).await;
     write_flushed(&pool, b"kept").await;
-    pool.pool().create_snapshots(&"db@one".parse().unwrap()).await.unwrap();
+    pool.pool.create_snapshots(&"db@one".parse().unwrap()).await.unwrap();
     let looks = [
         Request::Volume(VolumeRequest::List {}),
         Request::Volume(VolumeRequest::Show { name: "db".to_owned() }),

@@ -8,25 +8,25 @@ use crate::testing::pool_config as config;
 use block::{BlockDevice, WriteFlags};
 
 async fn write_flushed(open: &OpenPool, text: &'static [u8]) {
-    let volume = open.pool().volume("db").unwrap();
+    let volume = open.pool.volume("db").unwrap();
     volume.write(0, text.into(), WriteFlags { fua: false }).await.unwrap();
     volume.flush().await.unwrap();
 }
 
 fn is_stepped_back(open: &OpenPool) -> bool {
-    open.pool().volume("db").unwrap().record().is_stepped_back
+    open.pool.volume("db").unwrap().record().is_stepped_back
 }
 
 /// Ends a pool like a killed process: nothing is flushed or released.
 async fn crash(open: OpenPool) {
-    open.pool().fence(Error::new(ErrorKind::Io, "killed by the test"));
+    open.pool.fence(Error::new(ErrorKind::Io, "killed by the test"));
     open.close().await.unwrap_err();
 }
 
 /// Opens a new pool with one volume.
 async fn made(config: &PoolConfig) -> OpenPool {
     let pool = open(config, Opening::OrNew).await.unwrap();
-    pool.pool().create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
+    pool.pool.create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
     pool
 }
 
@@ -75,7 +75,7 @@ async fn an_older_log_in_its_place_is_refused_and_given_up_only_by_name() {
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(!is_stepped_back(&pool));
     let mut bytes = [0; 5];
-    pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+    pool.pool.volume("db").unwrap().read(0, &mut bytes).await.unwrap();
     assert_eq!(&bytes, b"third");
     pool.close().await.unwrap();
 }
@@ -89,7 +89,7 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
         std::fs::remove_file(place.path().join("a/log.made")).unwrap();
     };
     let pool = made(&config).await;
-    pool.pool().destage_all().await.unwrap();
+    pool.pool.destage_all().await.unwrap();
     write_flushed(&pool, b"gone").await;
     crash(pool).await;
     give_up();
@@ -101,9 +101,9 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(is_stepped_back(&pool));
-    settle_step_back(config.dir()).unwrap();
+    settle_step_back(&config.dir).unwrap();
     assert!(is_told(&pool), "a restart does not end it");
-    pool.pool().accept_step_back("db", false).await.unwrap();
+    pool.pool.accept_step_back("db", false).await.unwrap();
     assert!(!is_told(&pool));
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
@@ -111,12 +111,12 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     pool.close().await.unwrap();
     // If a process ended before any volume could record the loss, the next process does.
     give_up();
-    make_mark(config.dir(), LOG_LOST).unwrap();
-    make_mark(config.dir(), LOG_MADE).unwrap();
+    make_mark(&config.dir, LOG_LOST).unwrap();
+    make_mark(&config.dir, LOG_MADE).unwrap();
     let pool = open(&config, Opening::OrNew).await.unwrap();
     assert!(is_stepped_back(&pool));
-    settle_step_back(config.dir()).unwrap();
-    pool.pool().accept_step_back("db", false).await.unwrap();
+    settle_step_back(&config.dir).unwrap();
+    pool.pool.accept_step_back("db", false).await.unwrap();
     pool.close().await.unwrap();
     // A released pool has lost nothing.
     give_up();
@@ -135,34 +135,34 @@ async fn a_second_loss_is_one_for_whoever_attached_after_the_first() {
         std::fs::remove_file(place.path().join("a/log.made")).unwrap();
     };
     let pool = made(&config).await;
-    pool.pool().destage_all().await.unwrap();
+    pool.pool.destage_all().await.unwrap();
     let first = pool.ownership.epoch();
     crash(pool).await;
     for is_accepted in [false, true] {
         give_up();
         let pool = open(&config, Opening::OrNew).await.unwrap();
-        settle_step_back(config.dir()).unwrap();
+        settle_step_back(&config.dir).unwrap();
         let between = pool.ownership.epoch();
-        pool.pool().destage_all().await.unwrap();
-        let volume = pool.pool().volume("db").unwrap();
+        pool.pool.destage_all().await.unwrap();
+        let volume = pool.pool.volume("db").unwrap();
         assert!(volume.record().has_stepped_back_since(first, true));
         assert!(!volume.record().has_stepped_back_since(between, true));
         if is_accepted {
-            pool.pool().accept_step_back("db", false).await.unwrap();
+            pool.pool.accept_step_back("db", false).await.unwrap();
             assert!(
                 volume.record().has_stepped_back_since(first, false),
                 "accepting undoes nothing"
             );
             assert!(!volume.record().has_stepped_back_since(between, false));
         }
-        pool.pool().destage_all().await.unwrap();
+        pool.pool.destage_all().await.unwrap();
         crash(pool).await;
         give_up();
         let pool = open(&config, Opening::OrNew).await.unwrap();
-        settle_step_back(config.dir()).unwrap();
-        let volume = pool.pool().volume("db").unwrap();
+        settle_step_back(&config.dir).unwrap();
+        let volume = pool.pool.volume("db").unwrap();
         assert!(volume.record().has_stepped_back_since(between, true), "the second was not seen");
-        pool.pool().destage_all().await.unwrap();
+        pool.pool.destage_all().await.unwrap();
         crash(pool).await;
     }
 }
@@ -172,14 +172,14 @@ async fn a_take_over_that_is_cut_short_makes_every_volume_step_back_all_the_same
     let place = tempfile::tempdir().unwrap();
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
     let pool = made(&here).await;
-    pool.pool().destage_all().await.unwrap();
+    pool.pool.destage_all().await.unwrap();
     write_flushed(&pool, b"only here").await;
     // The pool is taken, and then the process is killed.
-    let store = Store::open(there.store_url(), &StoreOptions::default()).unwrap();
-    let keys = KeyRing::open(&store, &there.key_source()).await.unwrap();
-    let node = NodeDir::open(there.dir()).unwrap();
+    let store = Store::open(&there.store_url, &StoreOptions::default()).unwrap();
+    let keys = KeyRing::open(&store, &there.keys).await.unwrap();
+    let node = NodeDir::open(&there.dir).unwrap();
     let terms = Terms { take_over: true, ..Terms::default() };
-    let _owed = StepBackOwed::before(there.dir(), terms).unwrap();
+    let _owed = StepBackOwed::before(&there.dir, terms).unwrap();
     let key = &keys.newest().key;
     Ownership::acquire(&store, &node, key, keys.pool(), "main", terms).await.unwrap();
     drop(node);
@@ -189,14 +189,14 @@ async fn a_take_over_that_is_cut_short_makes_every_volume_step_back_all_the_same
         assert!(is_stepped_back(&pool), "nobody hears that writes are gone");
         crash(pool).await;
     }
-    settle_step_back(there.dir()).unwrap();
+    settle_step_back(&there.dir).unwrap();
     let pool = open(&there, Opening::OrNew).await.unwrap();
-    pool.pool().accept_step_back("db", false).await.unwrap();
+    pool.pool.accept_step_back("db", false).await.unwrap();
     pool.close().await.unwrap();
     // A take-over that takes nothing away leaves no duty.
     let pool = open(&there, Opening::TakeOver).await.unwrap();
     assert!(!is_stepped_back(&pool));
-    assert!(!there.dir().join(TAKEN_OVER).exists());
+    assert!(!there.dir.join(TAKEN_OVER).exists());
     pool.close().await.unwrap();
 }
 
@@ -206,7 +206,7 @@ async fn a_copy_leaves_devices_and_clients_to_the_original() {
     let original = config(place.path(), "a");
     made(&original).await.close().await.unwrap();
     for name in ["devices.test", crate::claims::FILE] {
-        std::fs::write(original.dir().join(name), b"its own").unwrap();
+        std::fs::write(original.dir.join(name), b"its own").unwrap();
     }
     let copied =
         std::process::Command::new("cp").args(["-a", "a", "b"]).current_dir(place.path()).status();
@@ -214,14 +214,14 @@ async fn a_copy_leaves_devices_and_clients_to_the_original() {
     let copy = config(place.path(), "b");
     open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
     for name in ["devices.test", crate::claims::FILE] {
-        assert!(!copy.dir().join(name).exists());
-        assert!(copy.dir().join(format!("{name}.of-the-original")).exists());
-        assert!(original.dir().join(name).exists());
+        assert!(!copy.dir.join(name).exists());
+        assert!(copy.dir.join(format!("{name}.of-the-original")).exists());
+        assert!(original.dir.join(name).exists());
     }
     // From then on the copy is a directory of its own.
-    std::fs::write(copy.dir().join(crate::claims::FILE), b"of the copy").unwrap();
+    std::fs::write(copy.dir.join(crate::claims::FILE), b"of the copy").unwrap();
     open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
-    assert!(copy.dir().join(crate::claims::FILE).exists());
+    assert!(copy.dir.join(crate::claims::FILE).exists());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -230,9 +230,9 @@ async fn an_opening_that_is_cut_short_before_there_is_a_log_steps_nobody_back() 
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
     made(&here).await.close().await.unwrap();
     // The pool is taken, and then the process is killed.
-    let store = Store::open(there.store_url(), &StoreOptions::default()).unwrap();
-    let keys = KeyRing::open(&store, &there.key_source()).await.unwrap();
-    let node = NodeDir::open(there.dir()).unwrap();
+    let store = Store::open(&there.store_url, &StoreOptions::default()).unwrap();
+    let keys = KeyRing::open(&store, &there.keys).await.unwrap();
+    let node = NodeDir::open(&there.dir).unwrap();
     let (key, terms) = (&keys.newest().key, Terms::default());
     Ownership::acquire(&store, &node, key, keys.pool(), "main", terms).await.unwrap();
     drop(node);
@@ -247,7 +247,7 @@ async fn an_opening_that_is_cut_short_before_there_is_a_log_steps_nobody_back() 
     let pool = open(&here, Opening::OrNew).await.unwrap();
     assert!(!is_stepped_back(&pool));
     let mut bytes = [0; 5];
-    pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+    pool.pool.volume("db").unwrap().read(0, &mut bytes).await.unwrap();
     assert_eq!(&bytes, b"there");
     pool.close().await.unwrap();
 }
@@ -269,7 +269,7 @@ async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_c
     let config = config(place.path(), "a");
     let pool = made(&config).await;
     write_flushed(&pool, b"first").await;
-    let volume = pool.pool().volume("db").unwrap();
+    let volume = pool.pool.volume("db").unwrap();
     for sector in [8, 16] {
         volume.write(sector * 512, b"later"[..].into(), WriteFlags { fua: false }).await.unwrap();
     }
@@ -284,7 +284,7 @@ async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_c
     for _ in 0..2 {
         let pool = open(&config, Opening::OrNew).await.expect("the log is whole");
         let mut bytes = [0; 5];
-        pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+        pool.pool.volume("db").unwrap().read(0, &mut bytes).await.unwrap();
         assert_eq!(&bytes, b"first");
         crash(pool).await;
     }
@@ -349,7 +349,7 @@ async fn a_pool_that_stops_is_a_condition() {
     let place = tempfile::tempdir().unwrap();
     let pool = made(&config(place.path(), "a")).await;
     assert!(!pool.conditions.is_raised(ConditionKind::PoolStopped, "pool"));
-    pool.pool().fence(Error::new(ErrorKind::Fenced, "another has it"));
+    pool.pool.fence(Error::new(ErrorKind::Fenced, "another has it"));
     assert!(pool.conditions.is_raised(ConditionKind::PoolStopped, "pool"));
     let told = pool.conditions.list().into_iter().map(|condition| condition.report.what);
     assert!(told.collect::<String>().contains("another has it"));
@@ -416,7 +416,7 @@ async fn failed_opening_elsewhere_leaves_the_pool_to_the_directory_that_closed_i
     for config in [&a, &b, &a] {
         let pool = open(config, Opening::OrNew).await.unwrap();
         let mut bytes = [0; 4];
-        pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+        pool.pool.volume("db").unwrap().read(0, &mut bytes).await.unwrap();
         assert_eq!(&bytes, b"kept");
         assert!(!is_stepped_back(&pool));
         pool.close().await.unwrap();
@@ -439,7 +439,7 @@ async fn failed_take_over_loses_nothing_of_the_log_of_a_crashed_owner() {
     assert_eq!(refused.kind(), ErrorKind::Busy, "{}", refused.chain());
     let pool = open(&a, Opening::OrNew).await.unwrap();
     let mut bytes = [0; 6];
-    pool.pool().volume("db").unwrap().read(0, &mut bytes).await.unwrap();
+    pool.pool.volume("db").unwrap().read(0, &mut bytes).await.unwrap();
     assert_eq!(&bytes, b"in log");
     assert!(!is_stepped_back(&pool));
     pool.close().await.unwrap();

@@ -18,14 +18,14 @@ fn config(place: &Path, dir: &str) -> PoolConfig {
 }
 
 async fn write(open: &crate::open_pool::OpenPool, volume: &str, text: &'static [u8]) {
-    let volume = open.pool().volume(volume).unwrap();
+    let volume = open.pool.volume(volume).unwrap();
     volume.write(0, text.into(), WriteFlags { fua: false }).await.unwrap();
 }
 
 async fn read(config: &PoolConfig, volume: &str, byte_count: usize) -> Vec<u8> {
     let open = opening::open(config, Opening::Existing).await.unwrap();
     let mut bytes = vec![0; byte_count];
-    open.pool().volume(volume).unwrap().read(0, &mut bytes).await.unwrap();
+    open.pool.volume(volume).unwrap().read(0, &mut bytes).await.unwrap();
     open.close().await.unwrap();
     bytes
 }
@@ -49,7 +49,7 @@ async fn a_removed_pool_is_refused_until_it_is_restored_with_all_its_data() {
     let place = tempfile::tempdir().unwrap();
     let (here, elsewhere) = (config(place.path(), "a"), config(place.path(), "b"));
     let open = opening::open(&here, Opening::OrNew).await.unwrap();
-    open.pool().create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
+    open.pool.create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
     write(&open, "db", b"precious").await;
     // It is open, and the writes are in the log only.
     says(&remove(&here, |_| Ok(())).await.unwrap_err(), ErrorKind::Busy, &["in use by process"]);
@@ -83,8 +83,8 @@ async fn a_pool_whose_data_cannot_go_to_the_store_is_not_removed() {
     let place = tempfile::tempdir().unwrap();
     let config = config(place.path(), "a");
     let open = opening::open(&config, Opening::OrNew).await.unwrap();
-    open.pool().create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
-    open.pool().destage_all().await.unwrap();
+    open.pool.create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
+    open.pool.destage_all().await.unwrap();
     write(&open, "db", b"only here").await;
     // A file where the folder should be: no segment can be made.
     let segments = place.path().join("store/segments");
@@ -102,7 +102,7 @@ async fn a_purge_leaves_what_is_not_of_the_pool() {
     let place = tempfile::tempdir().unwrap();
     let config = config(place.path(), "a");
     let open = opening::open(&config, Opening::OrNew).await.unwrap();
-    open.pool().create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
+    open.pool.create_volume("db", 1 << 20, Durability::Auto).await.unwrap();
     write(&open, "db", b"precious").await;
     open.close().await.unwrap();
     let strangers = ["store/segments-of-others/1", "store/other/manifest/1", "beside/segments/1"];
@@ -122,7 +122,7 @@ async fn a_purge_leaves_what_is_not_of_the_pool() {
     assert_eq!(read(&config, "db", 8).await, b"precious");
     remove(&config, |_| Ok(())).await.unwrap();
 
-    let store = Store::open(config.store_url(), &StoreOptions::default()).unwrap();
+    let store = Store::open(&config.store_url, &StoreOptions::default()).unwrap();
     let listed =
         async || -> Vec<ObjectMeta> { store.bulk().list(None).try_collect().await.unwrap() };
     let before = listed().await;

@@ -32,7 +32,7 @@ async fn made(place: &Path) -> (Config, OpenPool) {
     ];
     let config = Config::load(None, &set).unwrap();
     let open = serve::open(&config, Opening::OrNew).await.unwrap();
-    open.pool().create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
+    open.pool.create_volume("db", 1 << 20, Durability::Flush).await.unwrap();
     (config, open)
 }
 
@@ -67,7 +67,7 @@ fn note_attached(config: &Config, id: VolumeId) -> PathBuf {
 async fn an_attached_volume_of_the_pool_is_known_by_its_name() {
     let place = tempfile::tempdir().unwrap();
     let (config, open) = made(place.path()).await;
-    let id = open.pool().volume("db").unwrap().id();
+    let id = open.pool.volume("db").unwrap().id();
     note_attached(&config, id);
     let attachments = attachments(&config, &open);
     attachments.show().await;
@@ -114,7 +114,7 @@ async fn refused_offline(config: &Config, words: &[&str]) {
 async fn attached_volume_is_not_removed_without_a_daemon() {
     let place = tempfile::tempdir().unwrap();
     let (config, open) = made(place.path()).await;
-    let volume = open.pool().volume("db").unwrap();
+    let volume = open.pool.volume("db").unwrap();
     let path = note_attached(&config, volume.id());
     let id = volume.id().0;
     drop(volume);
