@@ -456,7 +456,7 @@ impl Drop for Daemon {
 /// Returns the fail points that the source names, so that the list cannot become stale.
 #[must_use]
 pub fn fail_points_of_the_source() -> Vec<String> {
-    // Those of package `tiering`, and the steps of `server/src/destage.rs`.
+    // Those of all packages, and the steps of `server/engine/src/destage.rs`.
     let mut names = quoted_after("fail_point!(\"");
     names.extend(quoted_after("step(shared, \""));
     names.sort_unstable();

@@ -11,7 +11,7 @@
 //! - A failure in any background task that waiting cannot mend ends the database permanently: an
 //!   object that is missing, too short or written by another process, an operation that the store
 //!   refuses as unknown, a table that does not verify, or a panic. Every later call fails with
-//!   `Unavailable`, whatever the cause, because another handle may succeed; `tier::keep` opens one.
+//!   `Unavailable`, whatever the cause, because another handle may succeed; `tier::reopen` opens one.
 
 use super::monotonic_clock::{ClockShift, MonotonicClock};
 use super::pinned::Pin;

@@ -273,7 +273,7 @@ mod tests {
 
     const SECTORS: u64 = 40;
 
-    /// The daemon's memory budget counts on this size (`server/src/config/budget.rs`).
+    /// The daemon's memory budget counts on this size (`server/config/src/budget.rs`).
     #[test]
     fn an_extent_is_small() {
         let bytes = size_of::<u64>() + size_of::<Extent>();

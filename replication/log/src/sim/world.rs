@@ -135,7 +135,7 @@ pub(crate) struct Stats {
     pub(crate) caught_up: u64,
     /// Volumes compared with the contents of a snapshot.
     pub(crate) snapshots: u64,
-    /// Checks of the log as an superseded one, and those that found all of it in the data tier.
+    /// Checks of the log as a superseded one, and those that found all of it in the data tier.
     pub(crate) summaries: u64,
     pub(crate) in_store: u64,
     /// Batches after which a flush was expected.
