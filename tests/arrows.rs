@@ -290,7 +290,7 @@ fn the_guide_explains_the_log_lines_that_there_are() {
 }
 
 /// Modules at the top of a package, each with the others that its files name by `crate::`. Tests
-/// are left out.
+/// are excluded.
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 fn imports_of(source: &Path) -> Imports {

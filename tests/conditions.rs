@@ -26,18 +26,18 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "DestageFailing",
-        "server/engine/src/pool/tests/aside.rs",
-        "a_side_file_that_cannot_be_written_leaves_nothing_behind",
+        "server/engine/src/pool/tests/stalled.rs",
+        "a_spill_file_that_cannot_be_written_leaves_nothing_behind",
     ),
     (
         "VolumeStalled",
-        "server/engine/src/pool/tests/aside.rs",
-        "a_volume_that_is_aside_is_a_condition",
+        "server/engine/src/pool/tests/stalled.rs",
+        "a_volume_that_is_stalled_is_a_condition",
     ),
     (
         "WritesLost",
         "server/engine/src/opening/tests.rs",
-        "a_log_that_was_given_up_makes_every_volume_step_back",
+        "a_log_that_was_given_up_makes_every_volume_lose_writes",
     ),
     (
         "LogTailUnproven",
@@ -77,12 +77,12 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "CopyFailing",
-        "tests/e2e/own_keys.rs",
+        "tests/e2e/dedicated_keys.rs",
         "a_copy_that_is_away_keeps_the_key_and_status_says_so",
     ),
     (
         "CopyHoldsErasedKeys",
-        "tests/e2e/own_keys.rs",
+        "tests/e2e/dedicated_keys.rs",
         "a_copy_that_is_away_keeps_the_key_and_status_says_so",
     ),
     (
@@ -132,7 +132,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     ),
     (
         "ClientSilent",
-        "server/engine/src/claims/silent.rs",
+        "server/engine/src/reservations/silent.rs",
         "a_client_that_does_not_answer_is_a_condition_until_it_does",
     ),
     (
@@ -163,7 +163,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "KeyMissing",
         "server/engine/src/conditions/tests.rs",
-        "a_volume_without_its_own_key_is_a_condition_under_its_present_name",
+        "a_volume_without_its_dedicated_key_is_a_condition_under_its_present_name",
     ),
 ];
 

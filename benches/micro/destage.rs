@@ -47,7 +47,7 @@ fn window(lsn: u64, extents: Vec<WindowExtent<Bytes>>) -> Window<Bytes> {
         last_lsn: Lsn(lsn),
         volume_records: Vec::new(),
         volumes,
-        asides: Vec::new(),
+        stalled_volumes: Vec::new(),
         late: None,
         snapshots: Vec::new(),
     }

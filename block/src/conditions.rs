@@ -115,7 +115,7 @@ kinds! {
     ClientSilent = "client-silent",
     /// The wall clock jumped; subject: the machine.
     ClockJumped = "clock-jumped",
-    /// The own key of a volume is missing; subject: the volume.
+    /// The dedicated key of a volume is missing; subject: the volume.
     KeyMissing = "key-missing",
 }
 

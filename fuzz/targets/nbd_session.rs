@@ -6,7 +6,7 @@
 //! - After each connection the server still answers a client that behaves.
 
 use crate::memory::{MemoryDevice, MemoryExports};
-use crate::nbd_wire::{claim, negotiation, option_bytes, request_bytes, requests};
+use crate::nbd_wire::{negotiation, option_bytes, request_bytes, requests, reservation};
 use crate::{LARGE, dir_in_memory, no_repair, runtime};
 use fuzz::{Outcome, Target};
 use nbd::wire::{
@@ -103,7 +103,7 @@ fn nbd_client() {
     let mut greeting = Vec::new();
     put_greeting(&mut greeting);
     let mut answers = greeting.clone();
-    put_option_reply(&mut answers, option::CLAIM, option_reply::ACK, &[]);
+    put_option_reply(&mut answers, option::RESERVATION, option_reply::ACK, &[]);
     let flags = transmission_flag::HAS_FLAGS | transmission_flag::SEND_FLUSH;
     let export =
         [&info::EXPORT.to_be_bytes()[..], &(1u64 << 30).to_be_bytes(), &flags.to_be_bytes()];
@@ -111,14 +111,14 @@ fn nbd_client() {
     put_option_reply(&mut answers, option::GO, option_reply::INFO, &[&[0, 1], b"disk"]);
     put_option_reply(&mut answers, option::GO, option_reply::ACK, &[]);
     let mut refused = greeting;
-    put_option_reply(&mut refused, option::CLAIM, option_reply::ERR_UNSUP, &[b"unknown"]);
+    put_option_reply(&mut refused, option::RESERVATION, option_reply::ERR_UNSUP, &[b"unknown"]);
     put_option_reply(&mut refused, option::GO, option_reply::ERR_UNKNOWN, &[b"no such export"]);
     let (runtime, dir) = (runtime(), dir_in_memory());
     let path = dir.path().join("nbd.sock");
     let listener = runtime.block_on(async { UnixListener::bind(&path).expect("a free path") });
     let uri = format!("nbd+unix:///disk?socket={}", path.display());
     let target = client::Target::parse(&uri).expect("a valid address");
-    let claim = claim(Intent::Attach);
+    let reservation = reservation(Intent::Attach);
     let decode = |input: &[u8]| {
         runtime.block_on(async {
             let serve = async {
@@ -131,8 +131,9 @@ fn nbd_client() {
                 let mut buffer = [0; 4096];
                 while let Ok(1..) = read.read(&mut buffer).await {}
             };
-            let open =
-                async { client::open(&target, &claim).await.map(|reached| reached.size_bytes) };
+            let open = async {
+                client::open(&target, &reservation).await.map(|reached| reached.size_bytes)
+            };
             let both = async { tokio::join!(serve, open).1 };
             let opened = tokio::time::timeout(EXECUTION_MAX, both).await;
             Outcome::of(opened.expect("the client ends").map_err(|error| error.chain()))

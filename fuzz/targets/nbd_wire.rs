@@ -13,8 +13,8 @@ use nbd::TlsMode;
 use nbd::handshake::{Action, Admission, Handshake, Terms};
 use nbd::request::{Rules, Verdict, Work, judge_status_query};
 use nbd::wire::{
-    ClaimRequest, Dialect, InfoRequest, Intent, MetaRequest, OPTION_HEADER_BYTES,
-    OPTION_REPLY_MAGIC, OptionHeader, RequestHeader, command, command_flag, option,
+    Dialect, InfoRequest, Intent, MetaRequest, OPTION_HEADER_BYTES, OPTION_REPLY_MAGIC,
+    OptionHeader, RequestHeader, ReservationRequest, command, command_flag, option,
 };
 
 const LIMITS: Limits = Limits {
@@ -64,9 +64,9 @@ pub fn request_bytes(
     bytes
 }
 
-/// Returns a claim.
-pub fn claim(intent: Intent) -> ClaimRequest {
-    ClaimRequest {
+/// Returns a reservation.
+pub fn reservation(intent: Intent) -> ReservationRequest {
+    ReservationRequest {
         intent,
         is_shared: true,
         connection: 3,
@@ -94,7 +94,7 @@ pub fn negotiation(dialect: Dialect) -> Vec<u8> {
         bytes.extend(option_bytes(option::LIST_META_CONTEXT, &[&name[..], &[0; 4]].concat()));
         bytes.extend(option_bytes(option::SET_META_CONTEXT, &meta));
     }
-    bytes.extend(option_bytes(option::CLAIM, &claim(Intent::Attach).encode()));
+    bytes.extend(option_bytes(option::RESERVATION, &reservation(Intent::Attach).encode()));
     bytes.extend(option_bytes(option::INFO, &info));
     bytes.extend(option_bytes(option::GO, &info));
     bytes
@@ -124,16 +124,17 @@ pub fn requests(dialect: Dialect) -> Vec<u8> {
 }
 
 #[test]
-fn nbd_claim() {
-    let inputs = [Intent::Attach, Intent::Go, Intent::Release].map(|intent| claim(intent).encode());
+fn nbd_reservation() {
+    let inputs =
+        [Intent::Attach, Intent::Go, Intent::Release].map(|intent| reservation(intent).encode());
     Target {
         name: "nbd_claim",
         inputs: inputs.to_vec(),
         repair: &no_repair,
-        decode: &|input| match ClaimRequest::decode(input) {
-            Ok(claim) => {
-                let encoded = claim.encode();
-                assert_eq!(ClaimRequest::decode(&encoded).as_ref(), Ok(&claim));
+        decode: &|input| match ReservationRequest::decode(input) {
+            Ok(reservation) => {
+                let encoded = reservation.encode();
+                assert_eq!(ReservationRequest::decode(&encoded).as_ref(), Ok(&reservation));
                 // Flags that are not known are ignored.
                 if input[4..6] == encoded[4..6] {
                     assert_eq!(encoded, input);
@@ -262,9 +263,9 @@ fn negotiate(bytes: &mut &[u8], handshake: &mut Handshake) -> Option<Terms> {
                 };
                 check_replies(&handshake.meta(&lookup, found));
             }
-            Action::Claim(claim) => {
-                let outcome = match claim.intent {
-                    Intent::Release => Err((ErrorKind::Fenced, claim.label)),
+            Action::Reservation(reservation) => {
+                let outcome = match reservation.intent {
+                    Intent::Release => Err((ErrorKind::Fenced, reservation.label)),
                     _ => Ok(()),
                 };
                 check_replies(&handshake.claimed(outcome));

@@ -50,7 +50,9 @@ fn client_list() {
     };
     let decode = |input: &[u8]| {
         write(dir.path().join("clients.json"), input);
-        Outcome::of(engine::claims::label_in(dir.path(), |_| true).map_err(|error| error.chain()))
+        Outcome::of(
+            engine::reservations::label_in(dir.path(), |_| true).map_err(|error| error.chain()),
+        )
     };
     Target {
         name: "client_list",

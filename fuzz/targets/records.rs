@@ -12,7 +12,7 @@ use engine::snapshot::SnapshotRecord;
 use fuzz::{Outcome, Target};
 use tiering::KeyId;
 use tiering::map::records::{
-    AsideFile, Root, SegmentRecord, decode_aside, decode_live, encode_aside, encode_live,
+    NamedSpillFile, Root, SegmentRecord, decode_live, decode_stalled, encode_live, encode_stalled,
 };
 use tiering::segment::{Placement, SegmentInfo, SegmentNumber};
 
@@ -22,15 +22,15 @@ fn volume_record() {
     let schedule = Schedule::new("*/15 * * * *", Keep::default(), 1_700_000_000);
     let full = {
         let mut record = plain.clone();
-        (record.is_read_only, record.is_stepped_back, record.is_dedup) = (true, true, true);
-        (record.stepped_back_in, record.expires_at) = (4, 1_800_000_000);
+        (record.is_read_only, record.has_lost_writes, record.is_dedup) = (true, true, true);
+        (record.lost_writes_in, record.expires_at) = (4, 1_800_000_000);
         record.schedule = Some(schedule.expect("a valid expression"));
         record.state = VolumeState::Removed { removed_at: 1_700_000_001 };
         record
     };
     let mut purged = plain.clone();
     purged.state = VolumeState::Purged;
-    let records = [plain.clone().with_own_key(7), plain, full, purged];
+    let records = [plain.clone().with_dedicated_key(7), plain, full, purged];
     Target {
         name: "volume_record",
         inputs: records.iter().map(|record| record.encode().to_vec()).collect(),
@@ -77,7 +77,8 @@ fn snapshot_record() {
 /// The records of the map in clear. The first byte of an input says which.
 #[test]
 fn map_record() {
-    let file = |first, last| AsideFile { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [5; 16] };
+    let file =
+        |first, last| NamedSpillFile { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [5; 16] };
     let root = Root { epoch: Epoch(3), destaged: Lsn(900), commit_number: 40, next_segment: 18 };
     let segment = |key| SegmentRecord {
         info: SegmentInfo {
@@ -93,7 +94,7 @@ fn map_record() {
         block_count: 90,
     };
     let records = [
-        (0, encode_aside(&[file(1, 7), file(8, 8)])),
+        (0, encode_stalled(&[file(1, 7), file(8, 8)])),
         (1, root.encode()),
         (2, segment(KeyId::POOL).encode()),
         (2, segment(KeyId(9)).encode()),
@@ -104,7 +105,7 @@ fn map_record() {
             return Outcome::Refused("empty".to_owned());
         };
         let encoded = match kind % 4 {
-            0 => decode_aside(VolumeId(7), record).map(|files| encode_aside(&files)),
+            0 => decode_stalled(VolumeId(7), record).map(|files| encode_stalled(&files)),
             1 => Root::decode(record).map(|root| root.encode()),
             2 => SegmentRecord::decode(17, record).map(|segment| segment.encode()),
             _ => decode_live(17, record).map(encode_live),

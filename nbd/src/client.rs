@@ -9,7 +9,7 @@
 use crate::stream::Plain;
 use crate::tls;
 use crate::wire::{
-    self, ClaimRequest, Fields, Intent, handshake_flag, info, option, option_reply,
+    self, Fields, Intent, ReservationRequest, handshake_flag, info, option, option_reply,
     transmission_flag,
 };
 use block::{Error, ErrorKind, Result};
@@ -142,8 +142,8 @@ pub struct Reached {
     pub size_bytes: u64,
     /// See the specification, "Transmission flags".
     pub transmission_flags: u16,
-    /// The server supports attachments: see [`ClaimRequest`].
-    pub has_claim: bool,
+    /// The server supports attachments: see [`ReservationRequest`].
+    pub has_reservation: bool,
 }
 
 /// Connects to an export.
@@ -153,9 +153,9 @@ pub struct Reached {
 /// now or permanently. `Unavailable`: the server does not answer, or is not ready. `NotFound`:
 /// there is no such export. `Denied`: the server requires TLS. `Invalid`: a TLS file is wrong.
 /// `Io`: any other error.
-pub async fn open(target: &Target, claim: &ClaimRequest) -> Result<Reached> {
+pub async fn open(target: &Target, reservation: &ReservationRequest) -> Result<Reached> {
     within(target, async {
-        let (mut wire, has_claim) = greeted(target, claim).await?;
+        let (mut wire, has_reservation) = greeted(target, reservation).await?;
         // Request no information beyond the size of the export, which is always sent.
         let name = target.export.as_bytes();
         let length = u32::try_from(name.len()).expect("checked when it was read");
@@ -180,7 +180,7 @@ pub async fn open(target: &Target, claim: &ClaimRequest) -> Result<Reached> {
         if transmission_flags & transmission_flag::HAS_FLAGS == 0 {
             return Err(senseless("no flags"));
         }
-        Ok(Reached { wire, size_bytes, transmission_flags, has_claim })
+        Ok(Reached { wire, size_bytes, transmission_flags, has_reservation })
     })
     .await
 }
@@ -189,10 +189,10 @@ pub async fn open(target: &Target, claim: &ClaimRequest) -> Result<Reached> {
 ///
 /// # Errors
 /// Those of [`open`], and `Unsupported` if the server does not support attachments.
-pub async fn release(target: &Target, claim: &ClaimRequest) -> Result<()> {
+pub async fn release(target: &Target, reservation: &ReservationRequest) -> Result<()> {
     within(target, async {
-        let claim = ClaimRequest { intent: Intent::Release, ..claim.clone() };
-        match greeted(target, &claim).await? {
+        let reservation = ReservationRequest { intent: Intent::Release, ..reservation.clone() };
+        match greeted(target, &reservation).await? {
             (_, true) => Ok(()),
             (_, false) => {
                 Err(Error::new(ErrorKind::Unsupported, "the server knows no attachments"))
@@ -210,8 +210,11 @@ async fn within<T>(target: &Target, work: impl Future<Output = Result<T>>) -> Re
     done.map_err(|error| error.context(format!("reach {target}")))
 }
 
-/// Connects, encrypts and claims. The flag says whether the server supports claims.
-async fn greeted(target: &Target, claim: &ClaimRequest) -> Result<(Box<dyn Wire>, bool)> {
+/// Connects, encrypts and reserves. The flag says whether the server supports reservations.
+async fn greeted(
+    target: &Target,
+    reservation: &ReservationRequest,
+) -> Result<(Box<dyn Wire>, bool)> {
     let mut plain = connect(&target.place).await?;
     greet(&mut plain).await?;
     let mut wire: Box<dyn Wire> = match &target.tls_dir {
@@ -233,13 +236,13 @@ async fn greeted(target: &Target, claim: &ClaimRequest) -> Result<(Box<dyn Wire>
             Box::new(connector.connect(name, plain).await.map_err(lost)?)
         }
     };
-    send_option(&mut wire, option::CLAIM, &claim.encode()).await?;
-    let has_claim = match read_reply(&mut wire, option::CLAIM).await? {
+    send_option(&mut wire, option::RESERVATION, &reservation.encode()).await?;
+    let has_reservation = match read_reply(&mut wire, option::RESERVATION).await? {
         (option_reply::ACK, _) => true,
         (option_reply::ERR_UNSUP, _) => false,
         (code, data) => return Err(refusal(code, &data)),
     };
-    Ok((wire, has_claim))
+    Ok((wire, has_reservation))
 }
 
 async fn connect(place: &Place) -> Result<Plain> {

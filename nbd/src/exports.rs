@@ -5,7 +5,7 @@
 //!   others: the rule is checked before the export is looked up.
 
 use crate::line::Line;
-use crate::wire::ClaimRequest;
+use crate::wire::ReservationRequest;
 use block::{BlockDevice, Error, ErrorKind, Limits, Result};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -49,7 +49,7 @@ pub struct Client {
     pub names: Vec<String>,
     /// Its own statement of identity across connections, if it sent one. Only [`Client::names`] is
     /// proven.
-    pub claim: Option<ClaimRequest>,
+    pub reservation: Option<ReservationRequest>,
     /// Its connection.
     pub line: Line,
 }
@@ -90,17 +90,17 @@ pub trait Exports: Send + Sync + 'static {
         client: &Client,
     ) -> impl Future<Output = Result<Arc<Self::Device>>> + Send;
 
-    /// Ends the attachment that `claim` names. Requests from its connections no longer run when
+    /// Ends the attachment that `reservation` names. Requests from its connections no longer run when
     /// this returns.
     ///
     /// # Errors
     /// `Unsupported` if this implementation has no attachments.
     fn release(
         &self,
-        claim: &ClaimRequest,
+        reservation: &ReservationRequest,
         client: &Client,
     ) -> impl Future<Output = Result<()>> + Send {
-        let (_, _) = (claim, client);
+        let (_, _) = (reservation, client);
         async { Err(Error::new(ErrorKind::Unsupported, "no attachments are kept")) }
     }
 
@@ -174,7 +174,7 @@ mod tests {
             peer: Peer::Tcp("127.0.0.1:1".parse().unwrap()),
             is_tls: true,
             names: names.iter().map(|name| (*name).to_owned()).collect(),
-            claim: None,
+            reservation: None,
             line: Line::default(),
         }
     }

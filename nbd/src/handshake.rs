@@ -9,8 +9,8 @@
 
 use crate::tls::TlsMode;
 use crate::wire::{
-    self, CLIENT_FLAGS_BYTES, ClaimRequest, Dialect, EXPORT_NAME_PADDING_BYTES, InfoRequest,
-    MetaRequest, OptionHeader, STRING_BYTES_MAX, handshake_flag, info, option, option_reply,
+    self, CLIENT_FLAGS_BYTES, Dialect, EXPORT_NAME_PADDING_BYTES, InfoRequest, MetaRequest,
+    OptionHeader, ReservationRequest, STRING_BYTES_MAX, handshake_flag, info, option, option_reply,
     put_option_reply, transmission_flag,
 };
 use block::{ErrorKind, Limits};
@@ -42,8 +42,8 @@ pub enum Action {
     /// Open the export; answer with [`Handshake::opened`] or [`Handshake::refused`].
     Open(Lookup),
     /// Record the identity of the client, or end its attachment; answer with
-    /// [`Handshake::claimed`].
-    Claim(ClaimRequest),
+    /// [`Handshake::reserved`].
+    Reservation(ReservationRequest),
 }
 
 /// An export that INFO, GO or EXPORT_NAME named.
@@ -187,9 +187,9 @@ impl Handshake {
             option::STRUCTURED_REPLY => self.on_structured_reply(data),
             option::EXTENDED_HEADERS => self.on_extended_headers(data),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => self.on_meta(option, data),
-            option::CLAIM => match ClaimRequest::decode(data) {
-                Ok(claim) => Action::Claim(claim),
-                Err(_) => refuse(option, option_reply::ERR_INVALID, "malformed claim"),
+            option::RESERVATION => match ReservationRequest::decode(data) {
+                Ok(reservation) => Action::Reservation(reservation),
+                Err(_) => refuse(option, option_reply::ERR_INVALID, "malformed reservation"),
             },
             _ => refuse(option, option_reply::ERR_UNSUP, "unknown option"),
         }
@@ -341,8 +341,8 @@ impl Handshake {
     #[must_use]
     pub fn claimed(&self, outcome: Result<(), (ErrorKind, String)>) -> Vec<u8> {
         match outcome {
-            Ok(()) => ack(option::CLAIM),
-            Err((kind, why)) => error(option::CLAIM, lookup_error(kind), &why),
+            Ok(()) => ack(option::RESERVATION),
+            Err((kind, why)) => error(option::RESERVATION, lookup_error(kind), &why),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::handshake::{Action, Admission, Handshake, Lookup, MetaLookup, Terms};
 use crate::memory::PAYLOAD_BYTES_MAX;
 use crate::stream::{Inbox, Stream};
 use crate::tls;
-use crate::wire::{self, ClaimRequest, Intent, OptionHeader};
+use crate::wire::{self, Intent, OptionHeader, ReservationRequest};
 use block::{BlockDevice, Error, ErrorKind, Limits, Result};
 use std::future::poll_fn;
 use std::io;
@@ -95,7 +95,7 @@ impl<E: Exports> Negotiator<'_, E> {
                     io.send(&reply).await?;
                     io.encrypt(self.tls.as_ref()).await?;
                     handshake.on_tls();
-                    io.client.claim = None; // anyone could have sent it in clear text
+                    io.client.reservation = None; // anyone could have sent it in clear text
                 }
                 Action::List => {
                     let exports = self.list(&io.client).await;
@@ -115,8 +115,8 @@ impl<E: Exports> Negotiator<'_, E> {
                     };
                     io.send(&reply).await?;
                 }
-                Action::Claim(claim) => {
-                    let outcome = self.claim(claim, &mut io.client).await;
+                Action::Reservation(reservation) => {
+                    let outcome = self.reservation(reservation, &mut io.client).await;
                     let outcome = outcome.map_err(|error| (error.kind(), error.to_string()));
                     io.send(&handshake.claimed(outcome)).await?;
                 }
@@ -167,12 +167,16 @@ impl<E: Exports> Negotiator<'_, E> {
         Ok((export, advertised(limits)))
     }
 
-    async fn claim(&self, claim: ClaimRequest, client: &mut Client) -> Result<()> {
-        self.check_access(&claim.export, client)?;
-        if claim.intent == Intent::Release {
-            return self.exports.release(&claim, client).await;
+    async fn reservation(
+        &self,
+        reservation: ReservationRequest,
+        client: &mut Client,
+    ) -> Result<()> {
+        self.check_access(&reservation.export, client)?;
+        if reservation.intent == Intent::Release {
+            return self.exports.release(&reservation, client).await;
         }
-        client.claim = Some(claim);
+        client.reservation = Some(reservation);
         Ok(())
     }
 

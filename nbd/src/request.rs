@@ -21,7 +21,7 @@ pub enum Work {
         /// Bytes to read, at most the payload limit.
         length: u32,
         /// Reply in one content chunk: the client asked for it, or cannot take several.
-        is_whole: bool,
+        is_complete: bool,
     },
     /// Write the payload that follows.
     Write {
@@ -158,11 +158,11 @@ impl Rules {
         match command {
             command::READ => {
                 inside(EINVAL)?;
-                let is_whole =
+                let is_complete =
                     self.terms.dialect == Dialect::Simple || flags & command_flag::DF != 0;
                 match payload()? {
                     0 => Ok(Work::Nothing),
-                    length => Ok(Work::Read { offset, length, is_whole }),
+                    length => Ok(Work::Read { offset, length, is_complete }),
                 }
             }
             command::WRITE => {

@@ -478,7 +478,7 @@ impl<E: Exports> Server<E> {
                 peer: Peer::Kernel,
                 is_tls: false,
                 names: Vec::new(),
-                claim: None,
+                reservation: None,
                 line: Line::default(),
             },
             device: kernel.device,
@@ -558,8 +558,8 @@ impl<E: Exports> Server<E> {
             tls: self.acceptor(),
             has_spoken: &has_spoken,
         };
-        let (names, claim) = (Vec::new(), None);
-        let client = Client { peer, is_tls: false, names, claim, line: line.clone() };
+        let (names, reservation) = (Vec::new(), None);
+        let client = Client { peer, is_tls: false, names, reservation, line: line.clone() };
         let handshake = Handshake::new(tls, shared.options.can_resize);
         let negotiation = negotiator.run(stream, client, handshake);
         let mut stop = shared.stop.subscribe();

@@ -440,8 +440,8 @@ impl<D: BlockDevice> Session<D> {
                 let incoming = Incoming { ticket, offset, remaining: length, flags, piece: None };
                 self.receiving = Receiving::Write(incoming);
             }
-            Work::Read { offset, length, is_whole } => {
-                let piece_bytes_max = if is_whole { length } else { READ_PIECE_BYTES };
+            Work::Read { offset, length, is_complete } => {
+                let piece_bytes_max = if is_complete { length } else { READ_PIECE_BYTES };
                 let ticket = self.split_if(length > piece_bytes_max, ticket);
                 let outgoing = Outgoing { ticket, offset, remaining: length, piece_bytes_max };
                 self.receiving = Receiving::Read(outgoing);

@@ -11,9 +11,9 @@
     clippy::unwrap_used
 )]
 
-mod claim;
+mod reservation;
 
-pub use claim::{ClaimRequest, Intent, LABEL_BYTES_MAX};
+pub use reservation::{Intent, LABEL_BYTES_MAX, ReservationRequest};
 /// First 8 bytes that the server sends. Spec, "Newstyle negotiation".
 pub const NBDMAGIC: u64 = 0x4e42_444d_4147_4943;
 /// Second 8 bytes that the server sends, and the start of each option. Spec, "Newstyle
@@ -71,9 +71,9 @@ pub mod option {
     pub const SET_META_CONTEXT: u32 = 10;
     /// Use 64-bit lengths in requests and replies.
     pub const EXTENDED_HEADERS: u32 = 11;
-    /// An extension of this server, see [`super::ClaimRequest`]. Other servers reply that they do
+    /// An extension of this server, see [`super::ReservationRequest`]. Other servers reply that they do
     /// not know it.
-    pub const CLAIM: u32 = 0x7370_0001;
+    pub const RESERVATION: u32 = 0x7370_0001;
 }
 
 /// Option replies. Spec, "Option reply types".

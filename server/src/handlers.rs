@@ -33,9 +33,9 @@ use crate::adapters::pool_volumes::{self, Attachments};
 use crate::admin::AdminHandler;
 use api::{Reply, Request};
 use block::{Error, ErrorKind, Result, VolumeId};
-use engine::claims::Unattached;
 use engine::copies::Copies;
 use engine::open_pool::OpenPool;
+use engine::reservations::DetachGuard;
 use engine::scrub::Scrub;
 use nbd::Server;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl AdminPool {
     /// Removes a volume whose time is over if it is not in use.
     pub(crate) async fn remove_expired(&self, id: VolumeId) -> Result<Option<String>> {
         let open = self.open().await?;
-        let _kept = self.keep_id_detached(&open, "remove", "whose time is over", id).await?;
+        let _kept = self.guard_id_detached(&open, "remove", "whose time is over", id).await?;
         open.pool.remove_expired(id).await
     }
 
@@ -109,40 +109,40 @@ impl AdminPool {
         }
     }
 
-    /// Like [`AdminPool::keep_id_detached`], if the volume exists.
-    async fn keep_detached(
+    /// Like [`AdminPool::guard_id_detached`], if the volume exists.
+    async fn guard_detached(
         &self,
         open: &OpenPool,
         what: &str,
         name: &str,
-    ) -> Result<Option<Unattached>> {
+    ) -> Result<Option<DetachGuard>> {
         let Some(volume) = open.pool.volume(name) else { return Ok(None) };
         let id = volume.id();
         drop(volume);
-        self.keep_id_detached(open, what, name, id).await
+        self.guard_id_detached(open, what, name, id).await
     }
 
     /// Checks that a volume is not attached, and keeps it so as long as the returned guard lives.
     /// `None` if no daemon runs, so that nothing can be attached.
-    async fn keep_id_detached(
+    async fn guard_id_detached(
         &self,
         open: &OpenPool,
         what: &str,
         name: &str,
         id: VolumeId,
-    ) -> Result<Option<Unattached>> {
+    ) -> Result<Option<DetachGuard>> {
         self.check_id_detached(open, what, name, id).await?;
         let Some(attachments) = &self.attachments else { return Ok(None) };
-        let claims = attachments.volumes().claims();
-        claims.end_leftovers(id.0).await?;
-        claims.keep_unattached(id.0, name).map(Some)
+        let reservations = attachments.volumes().reservations();
+        reservations.end_leftovers(id.0).await?;
+        reservations.guard_detached(id.0, name).map(Some)
     }
 
     /// Adds the names of the clients that have a volume open to a refusal caused by them.
     fn name_users(&self, id: VolumeId, error: Error) -> Error {
         let attachments = self.attachments.as_ref().filter(|_| error.kind() == ErrorKind::Busy);
         match attachments
-            .and_then(|attachments| attachments.volumes().claims().connections_of(id.0))
+            .and_then(|attachments| attachments.volumes().reservations().connections_of(id.0))
         {
             Some(users) => error.context(format!("NBD connections have it open, of {users}")),
             None => error,

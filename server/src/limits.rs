@@ -34,7 +34,7 @@ pub(crate) fn keep_pages_small() {
 }
 
 /// Raises the limit of open files to the maximum that the system allows, so that connections, files
-/// of the log and side files do not run out of them at the same time.
+/// of the log and spill files do not run out of them at the same time.
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

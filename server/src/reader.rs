@@ -103,7 +103,7 @@ async fn begin(
     let Pinned { target, pool, key, state, .. } = pinned;
     let mut options = reading_options(&config.pool(), &target.view(state), *pool, key, state.epoch);
     options.volume_keys = target.volume_keys(key, *pool).await?;
-    options.left_out = state.left_out();
+    options.excluded = state.excluded();
     let tier = Tier::open_read_only(options).await?;
     tracing::info!(
         state = state.number,

@@ -16,12 +16,12 @@ use config::Config;
 use control::keys::KeySource;
 use control::store::Store;
 use daemon_jobs::{serve_listener, start_jobs};
-use engine::claims::Claims;
 use engine::copies::Copies;
 use engine::jobs::Need;
-use engine::marks::settle_step_back;
+use engine::marks::settle_lost_writes;
 use engine::open_pool::OpenPool;
 use engine::opening::Opening;
+use engine::reservations::Reservations;
 use engine::scrub::Scrub;
 use nbd::{Access, Exports, Listener, Server, ServerOptions, TlsMode, TlsOptions};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -178,9 +178,10 @@ struct Front {
 /// with the error whether devices wait for the next daemon.
 async fn open_front(config: &Config, open: &OpenPool) -> std::result::Result<Front, (Error, bool)> {
     let unused = |error| (error, false);
-    let claims = Arc::new(open.open_claims().map_err(unused)?);
-    let server = nbd_server(config, open, claims.clone()).map_err(unused)?;
-    let attachments = open_attachments(config, open, claims, server.clone()).map_err(unused)?;
+    let reservations = Arc::new(open.open_reservations().map_err(unused)?);
+    let server = nbd_server(config, open, reservations.clone()).map_err(unused)?;
+    let attachments =
+        open_attachments(config, open, reservations, server.clone()).map_err(unused)?;
     let copies = Arc::new(open.copies().await.start().await);
     let scrub = Arc::new(open.scrub().await.start().await);
     let bound = async {
@@ -262,9 +263,9 @@ async fn check_places(config: &Config) -> Result<()> {
 pub async fn open_offline(config: &Config, opening: Opening) -> Result<OpenPool> {
     let open = open(config, opening).await?;
     let is_known = |name: &str| open.pool.volume(name).is_some() || open.pool.is_removed(name);
-    // A volume that the next daemon creates again must be marked as stepped back, too.
+    // A volume that the next daemon creates again must be marked as lost writes, too.
     let settled = match config.settings().volumes.iter().all(|wanted| is_known(&wanted.name)) {
-        true => settle_step_back(config.dir()),
+        true => settle_lost_writes(config.dir()),
         false => Ok(()),
     };
     if let Err(error) = settled {
@@ -286,7 +287,7 @@ pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
 fn open_attachments(
     config: &Config,
     open: &OpenPool,
-    claims: Arc<Claims>,
+    reservations: Arc<Reservations>,
     server: Server<PoolExports>,
 ) -> Result<Arc<Attachments>> {
     let options = devices::AttachmentsOptions {
@@ -297,16 +298,16 @@ fn open_attachments(
         payload_bytes_max: config.budget().device_payload_bytes,
         conditions: open.conditions.clone(),
     };
-    Attachments::open(PoolVolumes::new(open.pool.clone(), claims), options).map(Arc::new)
+    Attachments::open(PoolVolumes::new(open.pool.clone(), reservations), options).map(Arc::new)
 }
 
 fn nbd_server(
     config: &Config,
     open: &OpenPool,
-    claims: Arc<Claims>,
+    reservations: Arc<Reservations>,
 ) -> Result<Server<PoolExports>> {
     let options = ServerOptions { conditions: open.conditions.clone(), ..server_options(config) };
-    Server::new(Arc::new(PoolExports::new(open.pool.clone(), claims)), options)
+    Server::new(Arc::new(PoolExports::new(open.pool.clone(), reservations)), options)
 }
 
 /// Options for serving exports.

@@ -71,9 +71,9 @@ fn shown(daemon: &Daemon) -> u64 {
         let number = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().expect("8 bytes"));
         for (one, at) in bytes.chunks(BLOCK).zip(first..) {
             let number = number(one);
-            let is_whole =
+            let is_complete =
                 if number == 0 { one.iter().all(|byte| *byte == 0) } else { one == block(number) };
-            assert!(is_whole && (number == 0 || number % BLOCKS == at), "block {at} is torn");
+            assert!(is_complete && (number == 0 || number % BLOCKS == at), "block {at} is torn");
             found.push(number);
         }
     }

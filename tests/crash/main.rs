@@ -7,8 +7,8 @@
     reason = "real processes and sockets are tested in real time"
 )]
 
-mod aside;
 mod copies;
 mod jobs;
 mod spindle;
+mod stalled;
 mod toys;

@@ -5,8 +5,8 @@
 //! - The log is small, so that it laps and destages many times in a round.
 //! - `SPINDLE_TEST_ROUNDS` sets the number of rounds, for long runs at night.
 
-use crate::aside::WITH_SIDE_FILES;
 use crate::copies::{OF_COPIES, OF_PARTS, OF_RESTORED, OF_RESTORES};
+use crate::stalled::WITH_SPILL_FILES;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tests::daemon::{self, Daemon, SMALL};
@@ -229,7 +229,7 @@ fn every_fail_point_of_the_source_is_armed_by_a_test() {
         .chain(&EVERY_RECLAIM)
         .chain(&EVERY_LAYER)
         .chain(&IN_THE_BACKGROUND)
-        .chain(WITH_SIDE_FILES);
+        .chain(WITH_SPILL_FILES);
     let all = all.chain(OF_COPIES).chain(OF_RESTORES).chain(OF_RESTORED).chain(OF_PARTS);
     let mut armed: Vec<_> = all.copied().collect();
     armed.sort_unstable();

@@ -460,7 +460,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     let copy = source.place().join("copy");
     let url = copy.display().to_string();
     let dr_key = source.place().join("dr.key");
-    let own_key = source.dir().join("spindle.key").display().to_string();
+    let dedicated_key = source.dir().join("spindle.key").display().to_string();
     let dr = dr_key.display().to_string();
     let add = ["copy", "add", &url, "--interval", "1s", "--copy-key-file", &dr];
     let added = source.json(&add);
@@ -478,7 +478,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     assert!(!dr_key.exists(), "a key file was made anew");
 
     let mut other = Daemon::new(SMALL, &[]);
-    refused(&other, &["restore", &url, "--key-file", &own_key], "wrong key file");
+    refused(&other, &["restore", &url, "--key-file", &dedicated_key], "wrong key file");
     other.argue(&["--key-file", &there]);
     let _ = other.json(&["restore", &url, "--key-file", &there]);
     other.restart();
@@ -499,7 +499,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     let found = other.json(&["fsck", "--copy", &again, "--key-file", &next]);
     assert_eq!(found["problem_count"], 0, "{found}");
 
-    // The copy keeps its own key until a command chooses another.
+    // The copy keeps its dedicated key until a command chooses another.
     let _ = source.json(&["copy", "rm", &url]);
     let again = source.json(&["copy", "add", &url, "--interval", "1s"]);
     assert_eq!(again["copies"][0]["has_dedicated_key"], true);
@@ -509,7 +509,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
     let _ = source.json(&["copy", "rm", &url]);
     refused(&source, &add, "is not there");
     assert!(!dr_key.exists(), "a key file was made");
-    std::fs::copy(&own_key, &dr_key).expect("another key");
+    std::fs::copy(&dedicated_key, &dr_key).expect("another key");
     refused(&source, &add, "is another");
     let _ = source.json(&[&add[..], &["--replace-copy-key"]].concat());
     let _ = source.json(&["copy", "sync", &url]);

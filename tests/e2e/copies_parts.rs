@@ -384,7 +384,7 @@ fn what_only_dropped_clones_were_made_from_is_not_missed() {
     source.stop();
 }
 
-/// If the own key of one volume is gone, the other volumes of a pool restored as of a snapshot are
+/// If the dedicated key of one volume is gone, the other volumes of a pool restored as of a snapshot are
 /// served.
 #[test]
 fn a_pool_restored_as_of_a_snapshot_opens_without_the_key_of_one_volume() {
@@ -402,8 +402,8 @@ fn a_pool_restored_as_of_a_snapshot_opens_without_the_key_of_one_volume() {
     other.argue(&["--key-file", &key]);
     let _ = other.json(&["restore", &format!("{url}@s"), "--key-file", &key]);
     std::fs::remove_dir_all(other.dir().join("store/volumekeys")).unwrap();
-    other.announce("its own key");
-    other.announce("the volume's own key is not in the store");
+    other.announce("its dedicated key");
+    other.announce("the volume's dedicated key is not in the store");
     other.announce("does not show the snapshot that was asked for");
     other.restart();
     assert!(connect(&other, "x").read(0, 4096) == [1; 4096]);

@@ -80,7 +80,7 @@ fn twins() {
     twin.restart();
     let listed = twin.json(&["attach", "list"]);
     assert_eq!(listed["attachments"].as_array().map(Vec::len), Some(0), "{listed}");
-    // The operator claims the devices for the twin, too.
+    // The operator reserves the devices for the twin, too.
     twin.stop();
     let list = twin.dir().join("attachments.json");
     let kept = twin.dir().join("attachments.json.of-the-original");
@@ -651,13 +651,13 @@ fn stopped_without_a_store(ask_to_stop: impl Fn(&Daemon)) {
 }
 
 #[test]
-fn a_device_does_not_go_on_with_a_volume_that_has_stepped_back() {
+fn a_device_does_not_go_on_with_a_volume_that_has_lost_writes() {
     needs_root!();
-    let name = "devices_moments::a_device_does_not_go_on_with_a_volume_that_has_stepped_back";
-    guest::run(name, Duration::from_secs(120), &[], stepped_back);
+    let name = "devices_moments::a_device_does_not_go_on_with_a_volume_that_has_lost_writes";
+    guest::run(name, Duration::from_secs(120), &[], lost_writes);
 }
 
-fn stepped_back() {
+fn lost_writes() {
     for driver in [&[][..], &["--nbd"]] {
         let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
         daemon.announce("condition=\"writes-lost\"");

@@ -216,7 +216,7 @@ fn fenced() {
     run("mkfs.ext4", &["-q", &device]);
     run("mount", &[&device, &mountpoint.display().to_string()]);
     refused(&daemon, &["detach", &uri], "is in use");
-    // The claim holds while the client is away, and over a restart.
+    // The reservation holds while the client is away, and over a restart.
     client.kill();
     assert!(!output("nbdinfo", &[&uri]).status.success(), "other clients are refused");
     refused(&daemon, &["attach", "db"], "it is attached to client");

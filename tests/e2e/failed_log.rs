@@ -111,7 +111,7 @@ fn connect(daemon: &Daemon, volume: &str) -> Connection {
     Connection::open(&daemon.unix(volume), &Wanted::default()).expect("it is served")
 }
 
-fn is_stepped_back(daemon: &Daemon, volume: &str) -> bool {
+fn has_lost_writes(daemon: &Daemon, volume: &str) -> bool {
     let shown = daemon.json(&["volume", "show", volume]);
     shown["has_lost_writes"].as_bool().unwrap_or_else(|| panic!("it says so: {shown}"))
 }
@@ -166,12 +166,12 @@ fn a_write_that_vanished_with_the_logs_disk_is_reported_and_the_daemon_ends() {
             assert_eq!(db.read(0, 4096), fill, "it was flushed");
             assert_eq!(synced.read(0, 4096), fill, "its answer had waited for the disk");
             let is_kept = db.read(8192, 4096) == fill;
-            let is_reported = is_stepped_back(&daemon, "db");
+            let is_reported = has_lost_writes(&daemon, "db");
             println!("round {round}: kept {is_kept}, reported {is_reported}");
             assert!(is_kept || is_reported, "an answered write is gone, and nothing tells");
             // The note beside the log records how far the daemon had answered.
             assert!(is_all || is_kept != is_reported, "nothing is gone, and a loss is reported");
-            assert!(!is_stepped_back(&daemon, "synced"), "nothing of it can be gone");
+            assert!(!has_lost_writes(&daemon, "synced"), "nothing of it can be gone");
             lost_count += u64::from(!is_kept);
             if is_reported {
                 let _ = daemon.json(&["volume", "accept-loss", "db"]);
@@ -210,7 +210,7 @@ fn a_log_whose_file_system_was_unmounted_after_a_kill_is_not_taken_for_whole() {
                 run("mount", &["-o", "remount,noatime", &at]);
             }
             daemon.restart();
-            assert_eq!(is_stepped_back(&daemon, "db"), is_remounted, "{kind}");
+            assert_eq!(has_lost_writes(&daemon, "db"), is_remounted, "{kind}");
             if is_remounted {
                 let _ = daemon.json(&["volume", "accept-loss", "db"]);
             }

@@ -1,5 +1,5 @@
 //! A store that answers wrongly, for a moment or for long, at any request during a pool's whole
-//! run: no acknowledged write is lost, no pool ends, no message claims another owner, and `status`
+//! run: no acknowledged write is lost, no pool ends, no message reservations another owner, and `status`
 //! shows a lasting fault.
 //!
 //! Invariants:
@@ -32,7 +32,7 @@ const WRONG_REASONS: &[&str] = &[
     "another node",
     "taken over",
     "take-over",
-    "overtaken",
+    "superseded",
     "an older copy",
     "holds no pool",
     "later key ring",

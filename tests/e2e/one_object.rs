@@ -171,11 +171,11 @@ fn a_restored_pool_keeps_asking_for_what_its_copy_lacks_until_a_person_gives_it_
     daemon.announce("");
     refused(&daemon, &["copy", "give-up-missing"], "nothing is known to be missing");
     wait_for("what is missing is named", || has_condition(&daemon, "restore-incomplete", &name));
-    let is_whole = || daemon.json(&["status"])["restored"]["is_complete"] == true;
+    let is_complete = || daemon.json(&["status"])["restored"]["is_complete"] == true;
     // The copy still keeps the state.
-    assert!(!is_whole() && !names(&copy, "pins").is_empty());
+    assert!(!is_complete() && !names(&copy, "pins").is_empty());
     assert!(daemon.command(&["copy", "give-up-missing"]).status.success());
-    wait_for("the pool does not need the copy any more", is_whole);
+    wait_for("the pool does not need the copy any more", is_complete);
     wait_for("the pin is given back", || names(&copy, "pins").is_empty());
     assert!(!has_condition(&daemon, "restore-incomplete", ""), "{}", status(&daemon));
     daemon.stop();

@@ -154,7 +154,7 @@ fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
         wait_for("it has ended", || status(&daemon)["ended_at"].is_u64());
         let ended = status(&daemon);
         assert_eq!((number(&ended, "bad_count"), number(&ended, "permille")), (0, 1000), "{ended}");
-        // Some may have been mended before the kill, after which the scrub reads them again.
+        // Some may have been repaired before the kill, after which the scrub reads them again.
         assert!((1..=3).contains(&number(&ended, "repaired_count")), "{ended}");
         for (path, held) in victims.iter().zip(held) {
             assert!(std::fs::read(path).expect("it is back") == held, "{}", path.display());
@@ -217,16 +217,16 @@ fn a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back(
         let held = damage(&victims);
         daemon.restart();
         check(&daemon, &bytes);
-        // The reader needs only data that the cut object still has, so it is not mended.
+        // The reader needs only data that the cut object still has, so it is not repaired.
         assert_eq!(daemon.json(&["status"])["tier"]["repaired_count"], 2);
-        let mut mended = 0;
+        let mut repaired = 0;
         // The first run may be the rest of the stopped one.
         for _ in 0..2 {
             let _ = daemon.json(&["scrub", "start", "--rate", "10G"]);
             wait_for("it has ended", || status(&daemon)["ended_at"].is_u64());
-            mended += number(&status(&daemon), "repaired_count");
+            repaired += number(&status(&daemon), "repaired_count");
         }
-        assert_eq!(mended, 1);
+        assert_eq!(repaired, 1);
         for (path, held) in victims.iter().zip(held) {
             assert!(std::fs::read(path).expect("it is back") == held, "{}", path.display());
         }

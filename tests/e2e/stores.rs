@@ -196,7 +196,7 @@ fn what_a_dead_machine_leaves_in_the_bucket_is_a_prefix_of_its_history() {
         let count = history.prefix(&mut open(&second));
         println!("{count} of {} writes were in the bucket", history.writes.len());
         assert!(count > 0, "six seconds are longer than destage.max_age");
-        // The first machine returns with a log that has been overtaken.
+        // The first machine returns with a log that has been superseded.
         let refusal = first.refuses_to_start();
         assert!(refusal.contains("take-over"), "{refusal}");
         assert_eq!(history.prefix(&mut open(&second)), count, "the refused one changed nothing");

@@ -2,7 +2,7 @@
 //! model of readable contents, a crash tester, and stand-ins for the outside world.
 //!
 //! Invariants:
-//! - Nothing here depends on the packages under test, as the tests check their claims.
+//! - Nothing here depends on the packages under test, as the tests check their reservations.
 //! - Everything that is started here ends with the test, even when the test fails.
 #![expect(
     clippy::disallowed_methods,

@@ -158,12 +158,12 @@ impl VolumeModel {
         range: Range<u64>,
     ) -> Option<(Sent, Vec<u8>)> {
         let sectors = range.start / SECTOR..range.end.div_ceil(SECTOR);
-        let is_whole =
+        let is_complete =
             |sector: u64| range.start <= sector * SECTOR && (sector + 1) * SECTOR <= range.end;
         for sector in sectors.clone() {
             let state = self.sector(sector);
             let is_known = state.possible.len() < 2 && state.is_settled();
-            if state.is_exclusive || state.reader_count > 0 || !(is_whole(sector) || is_known) {
+            if state.is_exclusive || state.reader_count > 0 || !(is_complete(sector) || is_known) {
                 return None;
             }
         }
@@ -183,7 +183,7 @@ impl VolumeModel {
             }
             let from = usize_of(range.start.saturating_sub(sector * SECTOR));
             let to = usize_of((range.end - sector * SECTOR).min(SECTOR));
-            let content = if !is_whole(sector) {
+            let content = if !is_complete(sector) {
                 let mut bytes = self.known(sector);
                 bytes[from..to].copy_from_slice(&stamp[from..to]);
                 Content::Mixed(Arc::new(bytes))
@@ -197,7 +197,7 @@ impl VolumeModel {
             if effect != Effect::Zero {
                 payload.extend_from_slice(&stamp[from..to]);
             }
-            let is_exclusive = !is_whole(sector);
+            let is_exclusive = !is_complete(sector);
             let possible = Possible { content, sent, acked: None, sequence };
             if let Some(snapshot) = &mut self.snapshot {
                 snapshot.sector_mut(sector).add(possible.clone());
@@ -239,7 +239,7 @@ impl VolumeModel {
         }
     }
 
-    /// Claims a range for a read; returns false while a write to it is in flight.
+    /// Reservations a range for a read; returns false while a write to it is in flight.
     pub fn read_begins(&mut self, range: Range<u64>) -> bool {
         let sectors = range.start / SECTOR..range.end.div_ceil(SECTOR);
         if sectors.clone().any(|sector| !self.sector(sector).is_settled()) {
@@ -266,7 +266,7 @@ impl VolumeModel {
         self.observe("read", start, &whole[..whole.len() / SECTOR_BYTES * SECTOR_BYTES])
     }
 
-    /// Forgets claims of reads and writes that were never answered.
+    /// Forgets reservations of reads and writes that were never answered.
     pub fn crashed(&mut self) {
         for state in &mut self.sectors {
             state.is_exclusive = false;

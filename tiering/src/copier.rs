@@ -101,8 +101,8 @@ pub struct CopiedState {
     /// Commits since the pool was created.
     pub commit_number: u64,
     /// Volumes that have an earlier state in it, because the pool's store lacks the entries in
-    /// their side files.
-    pub aside_count: u64,
+    /// their spill files.
+    pub stalled_count: u64,
     /// Segments that the state references.
     pub segment_count: u64,
     /// Bytes of their objects.
@@ -307,7 +307,7 @@ impl Copier {
     /// called [`Copier::published`].
     ///
     /// # Errors
-    /// `Unavailable` when a store does not answer, or the state was overtaken; call it again, the
+    /// `Unavailable` when a store does not answer, or the state was superseded; call it again, the
     /// copied objects are kept. `Denied` when the copy refuses; `Invalid` for a copy that holds a
     /// later state than the pool; `Corrupt` for a copy of another pool, and for metadata that does
     /// not verify.
@@ -387,7 +387,11 @@ impl Copier {
             epoch: root.epoch,
             destaged_lsn: root.destaged,
             commit_number: root.commit_number,
-            aside_count: map.asides().keys().filter(|volume| self.is_of(**volume)).count() as u64,
+            stalled_count: map
+                .stalled_volumes()
+                .keys()
+                .filter(|volume| self.is_of(**volume))
+                .count() as u64,
             segment_count,
             segment_bytes,
             table_count: objects.tables.len() as u64,

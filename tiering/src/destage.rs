@@ -21,7 +21,7 @@ use crate::fail_point;
 use crate::map::commit::CommitError;
 use crate::map::pages::PAGE_BLOCKS;
 use crate::map::ranges::RANGE_PAGES_MIN;
-use crate::map::records::AsideFile;
+use crate::map::records::NamedSpillFile;
 use crate::map::{Change, Commit, CommitReport, SnapshotChange};
 use crate::pool::{JobParts, Metadata, Pool, Segments};
 use crate::read::Reader;
@@ -78,12 +78,12 @@ pub struct Window<H> {
     pub volume_records: Vec<(VolumeId, Bytes)>,
     /// The extents by volume, each volume once.
     pub volumes: Vec<WindowVolume<H>>,
-    /// All side files of each volume whose side files change with this window. They contain the
+    /// All spill files of each volume whose spill files change with this window. They contain the
     /// entries that the window lacks for the volume. The list is empty when the window contains the
-    /// entries that were in side files.
-    pub asides: Vec<(VolumeId, Vec<AsideFile>)>,
-    /// Set for a late window, which contains entries up to this LSN that earlier windows lacked.
-    /// `last_lsn` is then the destaged LSN, and the volumes have had side files until now. No
+    /// entries that were in spill files.
+    pub stalled_volumes: Vec<(VolumeId, Vec<NamedSpillFile>)>,
+    /// Set for a catch-up window, which contains entries up to this LSN that earlier windows lacked.
+    /// `last_lsn` is then the destaged LSN, and the volumes have had spill files until now. No
     /// snapshot of these volumes lies among the entries.
     pub late: Option<Lsn>,
 }
@@ -250,7 +250,8 @@ impl Destage {
     /// Returns whether a window is already in the tier.
     fn is_done(&self, last_lsn: Lsn, is_late: bool, destaged: Lsn) -> Result<bool> {
         if is_late && last_lsn != destaged {
-            let what = format!("destage a late window of {last_lsn}: the tier is at {destaged}");
+            let what =
+                format!("destage a catch-up window of {last_lsn}: the tier is at {destaged}");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
         Ok(!is_late && last_lsn <= destaged)
@@ -485,7 +486,7 @@ impl<'a> Job<'a> {
             segments,
             changes,
             next_segment: self.destage.metadata.next_segment.load(Ordering::SeqCst),
-            asides: window.asides,
+            stalled_volumes: window.stalled_volumes,
             is_late: window.late.is_some(),
             fingerprints,
             found: found.into_iter().collect(),

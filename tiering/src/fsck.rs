@@ -103,7 +103,7 @@ impl FsckReport {
 fn behind(volume: VolumeId, first: Lsn, last: Lsn, count: usize) -> String {
     format!(
         "volume {volume} is behind the others: its writes from LSN {first} to {last} are only in \
-         {count} side files beside the write log of the machine that had the pool open"
+         {count} spill files beside the write log of the machine that had the pool open"
     )
 }
 
@@ -124,7 +124,7 @@ struct Check<'a> {
     /// A newer state of the metadata than the one that is checked.
     newer: Option<Database>,
     /// Segments that a copy of some volumes lacks on purpose.
-    left_out: HashSet<u64>,
+    excluded: HashSet<u64>,
     /// Layers for which no segment may be missing, in addition to those of newer volumes.
     needing: BTreeSet<LayerId>,
 }
@@ -154,11 +154,11 @@ impl Fsck {
             verified_until: 0,
             refreshes_left: REFRESHES_MAX,
             newer: None,
-            left_out: HashSet::new(),
+            excluded: HashSet::new(),
             needing: BTreeSet::new(),
         };
-        if let Some(left_out) = &*self.exclusions.left_out.read() {
-            check.needing = self.metadata.map.layers().needed_by(&left_out.volumes, false);
+        if let Some(excluded) = &*self.exclusions.excluded.read() {
+            check.needing = self.metadata.map.layers().needed_by(&excluded.volumes, false);
         }
         // Check pages first: a state that no checkpoint preserves lasts only some minutes, and
         // reading all frames may take days.
@@ -185,8 +185,8 @@ async fn close_reader(db: &Database) {
 
 impl Check<'_> {
     /// Reports volumes for which the store alone has an older state than for the others.
-    fn name_asides(&mut self) {
-        for (volume, files) in self.job.metadata.map.asides() {
+    fn name_stalled_volumes(&mut self) {
+        for (volume, files) in self.job.metadata.map.stalled_volumes() {
             if let (Some(first), Some(last)) = (files.first(), files.last()) {
                 self.report.differs(|| behind(volume, first.first_lsn, last.last_lsn, files.len()));
             }
@@ -246,8 +246,8 @@ impl Check<'_> {
         self.report = FsckReport::default();
         self.gone.clear();
         self.stored.clear();
-        self.left_out.clear();
-        self.name_asides();
+        self.excluded.clear();
+        self.name_stalled_volumes();
         self.report.snapshot_count = self.job.metadata.map.snapshots().iter().count() as u64;
         self.walk_pages().await?;
         self.walk_copies().await?;
@@ -301,9 +301,9 @@ impl Check<'_> {
                 self.keep(record.info.number.0, None);
                 Ok(())
             }
-            ErrorKind::NotFound if self.job.exclusions.may_be_left_out(record.info.number.0) => {
+            ErrorKind::NotFound if self.job.exclusions.may_be_excluded(record.info.number.0) => {
                 // A layer that needs it is reported with its page.
-                self.left_out.insert(record.info.number.0);
+                self.excluded.insert(record.info.number.0);
                 self.keep(record.info.number.0, None);
                 Ok(())
             }
@@ -516,7 +516,7 @@ impl Check<'_> {
             },
         };
         let Some(entries) = entries else {
-            if self.left_out.contains(&number) && self.is_excused(layer) {
+            if self.excluded.contains(&number) && self.is_excused(layer) {
                 return Ok(None);
             }
             return Ok(Some(format!("segment {number} cannot be read")));
@@ -556,7 +556,7 @@ impl Check<'_> {
     /// Returns whether a layer may reference segments that a copy of some volumes lacks on purpose.
     fn is_excused(&self, layer: LayerId) -> bool {
         let first_new =
-            self.job.exclusions.left_out.read().as_ref().and_then(|one| one.first_new_volume);
+            self.job.exclusions.excluded.read().as_ref().and_then(|one| one.first_new_volume);
         !self.needing.contains(&layer) && first_new.is_none_or(|first| layer.volume() < first)
     }
 

@@ -51,15 +51,15 @@ pub use destage::{
 };
 pub use fsck::{FsckOptions, FsckReport};
 pub use keys::{KeyId, VolumeKeys};
-pub use map::records::AsideFile;
+pub use map::records::NamedSpillFile;
 pub use map::snapshot_store::state_view;
 pub use map::snapshots::SnapshotChange;
 pub use map::space::Space;
 pub use orphans::SweepReport;
 pub use outage::{StoreFailure, is_store_full};
-pub use pool::{LeftOut, OwnerCheck};
+pub use pool::{Excluded, OwnerCheck};
 pub use read::ChangedExtent;
 pub use reclaim::{ReclaimOptions, ReclaimReport, ReclaimStatus};
-pub use repair::{Finding, MendSource};
+pub use repair::{Finding, RepairSource};
 pub use scrub::Scrubbed;
 pub use tier::{Origin, Tier, TierOptions, TierStatus};

@@ -6,7 +6,7 @@
 //! Invariants:
 //! - Readers see only states that a commit made durable or is about to make durable, never half a
 //!   page.
-//! - Every value is opened with its own key as associated data. A value that does not open is
+//! - Every value is opened with its dedicated key as associated data. A value that does not open is
 //!   `Corrupt`.
 //! - [`MapOptions`] bounds the memory whatever the size of the volumes. Opening reads the root, the
 //!   range records and the volume records, but no pages.
@@ -58,7 +58,7 @@ use keys::{Opener, family, number_of, page_of};
 use pages::{Operand, Page};
 use parking_lot::{Mutex, RwLock};
 use ranges::RangeList;
-use records::{AsideFile, SegmentRecord};
+use records::{NamedSpillFile, SegmentRecord};
 use slatedb::DbStatus;
 use snapshots::Prune;
 use space::SpaceCounter;
@@ -176,8 +176,8 @@ pub struct Map {
     /// Live bytes within the bytes that the store holds.
     pub(crate) space: SpaceCounter,
     volume_records: RwLock<BTreeMap<VolumeId, Bytes>>,
-    /// Side files of the volumes that are behind the others.
-    asides: RwLock<BTreeMap<VolumeId, Vec<AsideFile>>>,
+    /// Spill files of the volumes that are behind the others.
+    stalled_volumes: RwLock<BTreeMap<VolumeId, Vec<NamedSpillFile>>>,
     snapshots: RwLock<SnapshotList>,
     /// Layers that must be pruned.
     prunes: Mutex<BTreeMap<LayerId, Prune>>,
@@ -255,10 +255,10 @@ impl Map {
     }
 
     /// Returns a handle that waits for the end of the database without keeping the map alive.
-    pub fn vigil(&self) -> Vigil {
+    pub fn health_watcher(&self) -> HealthWatcher {
         let state = self.state.subscribe();
         let status = state.borrow().db.subscribe();
-        Vigil { state, status }
+        HealthWatcher { state, status }
     }
 
     /// Checks that the holder of `writer` may change the map.
@@ -324,9 +324,9 @@ impl Map {
         self.repoints.load(Ordering::SeqCst)
     }
 
-    /// Volumes that are behind the others, each with the side files that hold its missing entries.
-    pub fn asides(&self) -> BTreeMap<VolumeId, Vec<AsideFile>> {
-        self.asides.read().clone()
+    /// Volumes that are behind the others, each with the spill files that hold its missing entries.
+    pub fn stalled_volumes(&self) -> BTreeMap<VolumeId, Vec<NamedSpillFile>> {
+        self.stalled_volumes.read().clone()
     }
 
     /// Reads everything that a commit to these pages of a layer would read.
@@ -710,12 +710,12 @@ impl Map {
 }
 
 /// Waits for the end of a map's database; see [`Map::vigil`].
-pub struct Vigil {
+pub struct HealthWatcher {
     state: watch::Receiver<State>,
     status: watch::Receiver<DbStatus>,
 }
 
-impl Vigil {
+impl HealthWatcher {
     /// Resolves to `true` when another handle is needed, and to `false` when none will follow.
     pub async fn ended(&mut self) -> bool {
         tokio::select! {

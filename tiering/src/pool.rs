@@ -12,8 +12,8 @@ mod exclusions;
 mod metadata;
 mod segments;
 
+pub use exclusions::Excluded;
 pub(crate) use exclusions::Exclusions;
-pub use exclusions::LeftOut;
 pub(crate) use metadata::Metadata;
 pub(crate) use segments::Segments;
 

@@ -414,7 +414,7 @@ impl Reclaim {
         // The segment was missing on purpose, or its volumes were dropped together with their key.
         let may_be_well = |record: &SegmentRecord| {
             let info = &record.info;
-            self.exclusions.may_be_left_out(info.number.0) || !self.pool.volume_keys.has(info.key)
+            self.exclusions.may_be_excluded(info.number.0) || !self.pool.volume_keys.has(info.key)
         };
         let is_unreadable =
             |record: &SegmentRecord| self.segments.frames.store().is_judged(&record.info);
@@ -497,10 +497,10 @@ impl Reclaim {
         fail_point!("reclaim-before-commit");
         let done = self.commit_moves(seen, rewritten, taken).await?;
         fail_point!("reclaim-committed");
-        // If pages were overtaken, a range may hide references now, and these are subtracted only
+        // If pages were superseded, a range may hide references now, and these are subtracted only
         // when the range is folded. A snapshot that was made meanwhile shows blocks that were
         // overwritten since.
-        if done.overtaken_block_count == 0 && snapshots.is_same(&self.metadata.map.snapshots()) {
+        if done.superseded_block_count == 0 && snapshots.is_same(&self.metadata.map.snapshots()) {
             let is_left = |record: &&SegmentRecord| {
                 !done.forgotten.iter().any(|one| one.is_of(&record.info))
                     && !is_by_place.contains(&record.info.number.0)

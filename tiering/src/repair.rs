@@ -15,7 +15,7 @@
 
 mod sources;
 
-pub use sources::MendSource;
+pub use sources::RepairSource;
 
 use crate::outage::public_text;
 use crate::places::lend;
@@ -69,7 +69,7 @@ pub(crate) struct Repair {
     readers: Semaphore,
     /// Ensures that a segment is repaired for one reader at a time.
     turns: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
-    mended_count: AtomicU64,
+    repaired_count: AtomicU64,
 }
 
 impl Repair {
@@ -89,7 +89,7 @@ impl Repair {
             tried: Mutex::default(),
             readers: Semaphore::new(READERS_AT_ONCE),
             turns: Mutex::default(),
-            mended_count: AtomicU64::new(0),
+            repaired_count: AtomicU64::new(0),
         }
     }
 }
@@ -103,7 +103,7 @@ pub enum Finding {
         frame_count: u64,
     },
     /// It was not intact, and has been restored.
-    Mended {
+    Repaired {
         /// The damage that was found.
         why: String,
         /// The copy that had it.
@@ -120,12 +120,12 @@ pub enum Finding {
 
 impl Repair {
     /// Returns the number of segments restored since the start.
-    pub(crate) fn mended_count(&self) -> u64 {
-        self.mended_count.load(Ordering::Relaxed)
+    pub(crate) fn repaired_count(&self) -> u64 {
+        self.repaired_count.load(Ordering::Relaxed)
     }
 
-    /// Implements [`crate::Tier::set_mend_sources`].
-    pub(crate) fn set_sources(&self, sources: Vec<MendSource>) {
+    /// Implements [`crate::Tier::set_repair_sources`].
+    pub(crate) fn set_sources(&self, sources: Vec<RepairSource>) {
         let source = |source| Arc::new(Source::new(source, self.pool.clock.clone()));
         let sources = sources.into_iter().map(source);
         *self.sources.lock() = sources.collect();
@@ -275,19 +275,19 @@ impl Repair {
             Err(error) => return Err(error),
         }
         self.marks.note_well(info.number.0);
-        self.mended_count.fetch_add(1, Ordering::Relaxed);
+        self.repaired_count.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
             object = %info.name(), why, copy = source,
             "a segment was damaged or missing in the pool's store, and was put back from a copy"
         );
-        Ok(Finding::Mended { why, source })
+        Ok(Finding::Repaired { why, source })
     }
 
     /// Mends the segments that a reader lacks. Returns true if some were restored, so that reading
     /// again is worthwhile.
     pub(crate) async fn repair_for_reader(&self, lacking: &[StoredSegment]) -> bool {
         let repair = async {
-            let mut is_mended = false;
+            let mut is_repaired = false;
             for segment in lacking {
                 let info = &segment.info;
                 let _turn = self.turn(info.number.0).await;
@@ -297,8 +297,8 @@ impl Repair {
                 let _place = self.readers.acquire().await;
                 match lend(&self.places, self.heal_for_reader(segment)).await {
                     // Another task has restored it meanwhile, or the transfer was bad.
-                    Ok(Finding::Whole { .. } | Finding::Mended { .. } | Finding::Gone) => {
-                        is_mended = true;
+                    Ok(Finding::Whole { .. } | Finding::Repaired { .. } | Finding::Gone) => {
+                        is_repaired = true;
                     }
                     Ok(Finding::Bad { why }) => {
                         let are_well = self.sources().iter().all(|source| !source.is_failing());
@@ -313,7 +313,7 @@ impl Repair {
                     }
                 }
             }
-            is_mended
+            is_repaired
         };
         tokio::time::timeout(READER_PATIENCE, repair).await.unwrap_or(false)
     }

@@ -26,11 +26,11 @@ use crate::fetch::{Access, FramesOptions, FramesStatus};
 use crate::fsck::{Fsck, FsckOptions, FsckReport};
 use crate::keys::{KeyId, VolumeKeys};
 use crate::map::database::DatabaseOptions;
-use crate::map::records::AsideFile;
+use crate::map::records::NamedSpillFile;
 use crate::map::{FoldReport, Health, LayerId, MapOptions, MapStatus, PromoteReport, PruneReport};
 use crate::orphans::{SweepReport, Sweeper};
 use crate::outage::StoreFailure;
-use crate::pool::{Exclusions, LeftOut, Metadata, OwnerCheck, Pool, Segments};
+use crate::pool::{Excluded, Exclusions, Metadata, OwnerCheck, Pool, Segments};
 use crate::read::{ChangedExtent, Reader};
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
 use crate::repair::Repair;
@@ -99,7 +99,7 @@ pub struct TierOptions {
     pub(crate) fingerprint_mask: u64,
     /// Segments that may be missing, in a copy of some volumes or in a pool that was restored from
     /// one.
-    pub left_out: Option<LeftOut>,
+    pub excluded: Option<Excluded>,
     /// The store, if it still needs the copy behind it.
     pub restored: Option<Arc<RestoredStore>>,
     /// Called each time before the metadata is claimed. Without it, owners are told apart only by
@@ -141,7 +141,7 @@ impl TierOptions {
             dedup_index_bytes: 32 << 20,
             is_dedup: false,
             fingerprint_mask: u64::MAX,
-            left_out: None,
+            excluded: None,
             restored: None,
             owner_check: None,
             conditions: block::Conditions::default(),
@@ -172,7 +172,7 @@ pub struct TierStatus {
     /// Bytes that the metadata database has written to the store.
     pub metadata_written_bytes: u64,
     /// Segments that were damaged or missing in the store and were restored from a copy.
-    pub mended_count: u64,
+    pub repaired_count: u64,
     /// Prefetch hints and read-aheads of streams that were dropped because too many were under way.
     pub hint_dropped_count: u64,
 }
@@ -452,10 +452,10 @@ impl Tier {
     }
 
     /// Returns the volumes for which the tier lacks entries up to the destaged LSN, each with the
-    /// side files of the log that contain those entries.
+    /// spill files of the log that contain those entries.
     #[must_use]
-    pub fn asides(&self) -> BTreeMap<VolumeId, Vec<AsideFile>> {
-        self.parts.metadata.map.asides()
+    pub fn stalled_volumes(&self) -> BTreeMap<VolumeId, Vec<NamedSpillFile>> {
+        self.parts.metadata.map.stalled_volumes()
     }
 
     /// Sets whether destage favours speed over size. While the log fills up, segments are
@@ -608,7 +608,7 @@ impl Tier {
                 }
             },
             metadata_written_bytes: self.parts.jobs.reopener.watched.written_bytes(),
-            mended_count: self.parts.jobs.repair.mended_count(),
+            repaired_count: self.parts.jobs.repair.repaired_count(),
             hint_dropped_count: self.parts.jobs.prefetch.dropped_count.load(Ordering::Relaxed),
         }
     }

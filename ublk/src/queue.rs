@@ -620,7 +620,7 @@ impl<D: BlockDevice> Queue<D> {
         .await
     }
 
-    /// Takes room for a payload. Returns `None` if other requests of the lane use the queue's own
+    /// Takes room for a payload. Returns `None` if other requests of the runtime use the queue's own
     /// memory, and the shared memory is exhausted.
     fn room<'a>(&'a self, lane: &'a Lane, bytes: u64) -> Option<Room<'a, D>> {
         let own_bytes = lane.own_bytes.get() + bytes;

@@ -209,7 +209,7 @@ proptest! {
                 Action::Describe(lookup) => drop(handshake.described(&lookup, "d", &LIMITS)),
                 Action::Open(lookup) => drop(handshake.opened(&lookup, "d", &LIMITS)),
                 Action::Meta(lookup) => drop(handshake.meta(&lookup, Ok(()))),
-                Action::Claim(_) => drop(handshake.claimed(Ok(()))),
+                Action::Reservation(_) => drop(handshake.claimed(Ok(()))),
                 Action::Reply(_) | Action::Close(_) | Action::List => {}
             }
         }

@@ -285,7 +285,7 @@ impl LogInner {
     }
 
     /// Steps the core, or makes sure that the thread stepping it takes another step. Never waits
-    /// for a device: a caller from the slow lane would keep all others waiting.
+    /// for a device: a caller from the background runtime would keep all others waiting.
     fn drive(&self) {
         self.drive_patiently(0);
     }

@@ -235,7 +235,7 @@ pub(crate) fn cheapest_pair(
     let cost = |layer: &SpillLayer| layer.weight.payload_bytes + layer.weight.extent_count * 32;
     let pairs = layers.windows(2).enumerate();
     let whole = pairs.filter(|(_, pair)| {
-        pair.iter().all(|layer| layer.is_whole) && may_join(pair[0].id(), pair[1].id())
+        pair.iter().all(|layer| layer.is_complete) && may_join(pair[0].id(), pair[1].id())
     });
     whole.min_by_key(|(_, pair)| cost(&pair[0]) + cost(&pair[1])).map(|(index, _)| index)
 }

@@ -37,8 +37,8 @@ pub(crate) fn wants_json(arguments: impl Iterator<Item = std::ffi::OsString>) ->
     let words: Vec<String> =
         arguments.map(|argument| argument.to_string_lossy().into_owned()).collect();
     let is_flag = |word: &str| matches!(word, "-o" | "--output");
-    let is_whole = |word: &str| matches!(word, "-ojson" | "-o=json" | "--output=json");
-    words.iter().any(|word| is_whole(word))
+    let is_complete = |word: &str| matches!(word, "-ojson" | "-o=json" | "--output=json");
+    words.iter().any(|word| is_complete(word))
         || words.windows(2).any(|pair| is_flag(&pair[0]) && pair[1] == "json")
 }
 

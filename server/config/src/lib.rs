@@ -238,7 +238,7 @@ pub struct VolumeSettings {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub own_key: Option<bool>,
+    pub dedicated_key: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dedup: Option<bool>,
 }
@@ -250,7 +250,7 @@ impl VolumeSettings {
             size_bytes: self.size.0,
             durability: self.durability,
             is_read_only: self.read_only,
-            own_key: self.own_key,
+            dedicated_key: self.dedicated_key,
             dedup: self.dedup,
         }
     }

@@ -357,12 +357,12 @@ pub const OPTIONS: &[OptionDoc] = &[
         "Refuse writes.",
     ),
     row(
-        "volumes.own_key",
+        "volumes.dedicated_key",
         "true or false",
         "",
         "false",
         "false",
-        "One that is made gets a key of its own, which `spindle volume rm --erase` destroys. A volume that is there \
+        "One that is made gets a dedicated key, which `spindle volume rm --erase` destroys. A volume that is there \
          stays as it is.",
     ),
     row(

@@ -130,7 +130,7 @@ fn every_option_is_documented_and_every_documented_option_exists() {
             size: ByteSize(1 << 30),
             durability: Some(Durability::Auto),
             read_only: Some(false),
-            own_key: Some(false),
+            dedicated_key: Some(false),
             dedup: Some(false),
         }],
         ..Settings::default()

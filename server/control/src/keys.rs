@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 use uuid::Uuid;
 use zeroize::Zeroizing;
 
-/// Folder of the chain of the volumes' own keys in the pool's prefix, and the purpose of its seal.
+/// Folder of the chain of the volumes' dedicated keys in the pool's prefix, and the purpose of its seal.
 pub const VOLUME_KEYS_FOLDER: &str = "volumekeys";
 /// Keeps the seal of a ring apart from every other use of a data key.
 const PURPOSE: &str = "keyring";
@@ -92,7 +92,7 @@ struct RingBody {
     format: Format,
     pool: Uuid,
     number: u64,
-    /// The ring is of a copy that has its own key.
+    /// The ring is of a copy that has its dedicated key.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_apart: bool,
     /// Random: tells our own create from another's after an ambiguous answer.

@@ -73,7 +73,7 @@ pub struct Manifest {
     /// The owner's term.
     pub epoch: u64,
     /// First epoch since which this owner's directory has held the pool without interruption: a write log of that
-    /// directory with this epoch or a later one is not overtaken.
+    /// directory with this epoch or a later one is not superseded.
     pub owner_since_epoch: u64,
     /// The owner.
     pub owner: Owner,

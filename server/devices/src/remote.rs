@@ -22,11 +22,11 @@ use crate::locks::lock;
 use attempt::{Attempt, attempt_path, choose, end, forget, release};
 use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
-use identity::claim_of;
+use identity::reservation_of;
 use link::{link, unlink};
 use nbd::client::{self, Reached, Target};
 use nbd::kernel::{self, Device};
-use nbd::wire::{ClaimRequest, Intent};
+use nbd::wire::{Intent, ReservationRequest};
 use relay::Relay;
 use std::path::Path;
 use std::pin::Pin;
@@ -98,9 +98,9 @@ pub async fn serve(
             () = &mut stopped => return Ok(()),
         },
     };
-    let claim = claim_of(&target, attachment, options.is_shared);
+    let reservation = reservation_of(&target, attachment, options.is_shared);
     let intent = if found.is_some() { Intent::Go } else { Intent::Attach };
-    let request = ClaimRequest { intent, ..claim.clone() };
+    let request = ReservationRequest { intent, ..reservation.clone() };
     let reached = reach(&target, &request, found.is_some());
     let reached = tokio::select! {
         reached = reached => reached,
@@ -115,7 +115,7 @@ pub async fn serve(
         }
         (reached, _) => reached?,
     };
-    let (relay, device_options) = Relay::new(options, &target, claim.clone(), first);
+    let (relay, device_options) = Relay::new(options, &target, reservation.clone(), first);
     // Before the kernel has the device, so that no change is missed.
     let (refusal, sizes) = (relay.refusal(), relay.size_changes());
     let made = blocking({
@@ -236,10 +236,14 @@ async fn continued(target: &Target) -> Result<Option<Uuid>> {
 
 /// Reaches the server for the first time. If there is a device, its users wait for it, so this
 /// retries while the server is unavailable.
-async fn reach(target: &Target, claim: &ClaimRequest, is_waited_for: bool) -> Result<Reached> {
+async fn reach(
+    target: &Target,
+    reservation: &ReservationRequest,
+    is_waited_for: bool,
+) -> Result<Reached> {
     let mut was_said = false;
     loop {
-        match client::open(target, claim).await {
+        match client::open(target, reservation).await {
             Err(error) if is_waited_for && error.kind() == ErrorKind::Unavailable => {
                 if !was_said {
                     tracing::warn!(

@@ -1,4 +1,4 @@
-//! The slow lane: a separate runtime for work that no client waits for. The kernel schedules its
+//! The background runtime: a separate runtime for work that no client waits for. The kernel schedules its
 //! threads after those that serve clients.
 //!
 //! Invariants:
@@ -9,7 +9,7 @@ use block::{Error, ErrorKind, Result};
 use std::sync::OnceLock;
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Steps by which the lane's threads are nicer: they get a ninth of the share of an ordinary
+/// Steps by which the runtime's threads are nicer: they get a ninth of the share of an ordinary
 /// thread. Chosen by hand.
 const NICE: i32 = 10;
 /// The largest nice value of the kernel.
@@ -36,7 +36,9 @@ pub fn lane() -> Result<Handle> {
         .max_blocking_threads(BLOCKING_THREAD_COUNT_MAX)
         .on_thread_start(move || give_way(nice))
         .build()
-        .map_err(|error| Error::with_source(ErrorKind::Io, "start the slow lane", error))?;
+        .map_err(|error| {
+            Error::with_source(ErrorKind::Io, "start the background runtime", error)
+        })?;
     // If two callers race, the spare runtime is shut down without blocking this thread.
     if let Err(spare) = LANE.set(runtime) {
         spare.shutdown_background();
@@ -47,7 +49,7 @@ pub fn lane() -> Result<Handle> {
 /// Lowers the calling thread's priority. Should that fail, everything still works, less smoothly.
 fn give_way(nice: i32) {
     if let Err(error) = rustix::process::setpriority_process(None, nice) {
-        tracing::debug!(%error, "the slow lane keeps its priority");
+        tracing::debug!(%error, "the background runtime keeps its priority");
     }
 }
 

@@ -168,7 +168,7 @@ pub async fn look(config: &PoolConfig) -> Result<Option<ClosedPool>> {
     let conditions = Conditions::default();
     options.conditions = conditions.clone();
     options.volume_keys = keys_of_volumes;
-    options.left_out = restored.as_ref().and_then(Restored::left_out);
+    options.excluded = restored.as_ref().and_then(Restored::excluded);
     let tier = match Tier::open_for_look(options).await {
         Ok(tier) => tier,
         // An opening ended before there was any metadata.

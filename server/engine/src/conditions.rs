@@ -71,7 +71,7 @@ pub(crate) fn log(change: Change<'_>) {
 pub(crate) fn show_record(conditions: &Conditions, record: &VolumeRecord, has_key: bool) {
     let name = &record.name;
     let is_present = record.state == VolumeState::Present;
-    let stepped_back = (is_present && record.is_stepped_back).then(|| {
+    let lost_writes = (is_present && record.has_lost_writes).then(|| {
         Report::new(
             format!(
                 "clients on other machines are refused volume {name}: answered writes may be gone since a reboot, a \
@@ -83,10 +83,10 @@ pub(crate) fn show_record(conditions: &Conditions, record: &VolumeRecord, has_ke
             ),
         )
     });
-    conditions.set(ConditionKind::WritesLost, name, stepped_back);
+    conditions.set(ConditionKind::WritesLost, name, lost_writes);
     let keyless = (is_present && !has_key).then(|| {
         Report::new(
-            format!("the volume's own key is not in the store: volume {name} is not served"),
+            format!("the volume's dedicated key is not in the store: volume {name} is not served"),
             "nothing of the volume can be read",
             "bring the newest objects below volumekeys/ back from a version or copy of the bucket, and restart spindle",
         )
@@ -121,7 +121,7 @@ pub(crate) fn show_recovery(conditions: &Conditions, recovery: &wal::Recovery) {
         let reason = recovery.lost_reason.as_deref().unwrap_or("it is not known why");
         Report::new(
             format!("writes that were answered but never flushed may be gone: {reason}"),
-            "what runs on volumes that stepped back sees the disk as it was a moment before",
+            "what runs on volumes that lost writes sees the disk as it was a moment before",
             "check what runs there; this is said until the next start",
         )
     });
@@ -163,7 +163,7 @@ pub(crate) fn show_contact(conditions: &Conditions, failure: Option<&str>) {
     conditions.set(ConditionKind::StoreUnavailable, "contact", report);
 }
 
-/// Descriptors that a pool uses besides those of connections and the ring: side files, the metadata's requests, the
+/// Descriptors that a pool uses besides those of connections and the ring: spill files, the metadata's requests, the
 /// admin socket, devices. Chosen by hand: twice the number seen in a busy pool.
 const DESCRIPTORS_BESIDE: u64 = 256;
 
@@ -184,7 +184,7 @@ pub(crate) fn show_descriptors(
                 "the process may have {limit} files open, and {connection_count_max} connections and {ring_file_count} \
                  files of the log may need {wanted}"
             ),
-            "connections are refused, and side files cannot be written, when all are in use",
+            "connections are refused, and spill files cannot be written, when all are in use",
             format!("raise `LimitNOFILE` of the unit (`ulimit -Hn`) to {wanted}, or lower `nbd.connection_count_max`"),
         )
     });

@@ -67,7 +67,7 @@ pub struct VolumeConfig {
     /// Absent: as it is.
     pub is_read_only: Option<bool>,
     /// Give a new volume a dedicated key.
-    pub own_key: Option<bool>,
+    pub dedicated_key: Option<bool>,
     /// Do not store blocks again that are already stored. Absent: as it is.
     pub dedup: Option<bool>,
 }

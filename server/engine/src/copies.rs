@@ -3,7 +3,7 @@
 //! Invariants:
 //! - A job that fails tries again, with pauses that grow up to a bound; data that was copied stays. Nothing waits for
 //!   the job, and a copy whose store is away costs the pool nothing but the deletions that must be deferred for it.
-//! - Jobs run in the slow lane. One job at a time publishes states of a copy: a job that finds another's state starts
+//! - Jobs run in the background runtime. One job at a time publishes states of a copy: a job that finds another's state starts
 //!   over.
 
 #[cfg(test)]
@@ -31,7 +31,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::Target;
-use tiering::{CopyCounts, CopyProgress, MendSource};
+use tiering::{CopyCounts, CopyProgress, RepairSource};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
@@ -96,7 +96,7 @@ pub struct NewCopy {
     pub volumes: Vec<String>,
     /// Key file on the machine of the daemon that alone opens the copy. It is created if it is missing.
     pub key_file: Option<PathBuf>,
-    /// Replaces the copy's own key if it has one; the old key stops working.
+    /// Replaces the copy's dedicated key if it has one; the old key stops working.
     pub is_key_replaced: bool,
     /// Seconds since 1970.
     pub created_at: u64,
@@ -110,7 +110,7 @@ impl NewCopy {
             interval_seconds: self.interval_seconds,
             is_snapshots_only: self.is_snapshots_only,
             bytes_per_second: self.bytes_per_second,
-            has_own_key: false,
+            has_dedicated_key: false,
             volumes: None,
             created_at: self.created_at,
             published: None,
@@ -215,7 +215,7 @@ struct Source {
     /// Serialises changes of the list.
     list_turn: Arc<tokio::sync::Mutex<()>>,
     /// Copies whose store was available, by URL. Damaged objects of the pool's store are looked up in them.
-    mend_sources: Arc<Mutex<BTreeMap<String, MendSource>>>,
+    repair_sources: Arc<Mutex<BTreeMap<String, RepairSource>>>,
 }
 
 /// The copies of an open pool, with their jobs if a daemon serves it.
@@ -250,7 +250,7 @@ impl Copies {
             name,
             term: to_hex(&random_bytes::<16>()),
             list_turn: Arc::default(),
-            mend_sources: Arc::default(),
+            repair_sources: Arc::default(),
         };
         Copies {
             source,
@@ -379,7 +379,7 @@ impl Copies {
         }
         // This is the last step that may be refused, as it may change the keys that open the copy.
         let has_states = spec.published.is_some();
-        spec.has_own_key = self.source.give_keys(&target, &new, has_states).await?;
+        spec.has_dedicated_key = self.source.give_keys(&target, &new, has_states).await?;
         // A request for the status of the copies must not wait for that store.
         let mut jobs = self.jobs.lock().await;
         let added = spec.clone();
@@ -556,7 +556,7 @@ impl Job {
 }
 
 impl Source {
-    /// Gives a new copy the keys that open the pool, or a key of its own that alone opens it. Returns whether it has
+    /// Gives a new copy the keys that open the pool, or a dedicated key that alone opens it. Returns whether it has
     /// its own.
     async fn give_keys(&self, target: &Target, new: &NewCopy, has_states: bool) -> Result<bool> {
         match &new.key_file {
@@ -576,7 +576,7 @@ impl Source {
 
     /// Updates the copy's key ring from the pool's. A ring of the copy's own is left alone.
     async fn follow_keys(&self, target: &Target, spec: &CopySpec) -> Result<()> {
-        match spec.has_own_key {
+        match spec.has_dedicated_key {
             true => target.check_apart(&self.key).await,
             false => target.copy_keys(&self.store, &self.key).await,
         }
@@ -605,18 +605,18 @@ impl Source {
 
     /// Adds this copy to those in which damaged objects of the pool's store are looked up.
     fn offer(&self, url: &str, target: &Target) {
-        let mut sources = self.mend_sources.lock();
+        let mut sources = self.repair_sources.lock();
         if !sources.contains_key(url) {
-            let source = MendSource { name: url.to_owned(), store: target.objects() };
+            let source = RepairSource { name: url.to_owned(), store: target.objects() };
             sources.insert(url.to_owned(), source);
-            self.pool.tier().set_mend_sources(sources.values().cloned().collect());
+            self.pool.tier().set_repair_sources(sources.values().cloned().collect());
         }
     }
 
     fn withdraw(&self, url: &str) {
-        let mut sources = self.mend_sources.lock();
+        let mut sources = self.repair_sources.lock();
         sources.retain(|other, _| !same_place(other, url));
-        self.pool.tier().set_mend_sources(sources.values().cloned().collect());
+        self.pool.tier().set_repair_sources(sources.values().cloned().collect());
     }
 
     /// The state of a copy that the pool knows of.
@@ -633,7 +633,7 @@ impl Source {
         change: impl FnOnce(Option<Published>) -> Option<Published>,
     ) -> Result<Option<Published>> {
         let _one_at_a_time = self.list_turn.lock().await;
-        // An overtaken owner would take its successor's states for those of another life.
+        // An superseded owner would take its successor's states for those of another life.
         let check = self.pool.tier().check_owner();
         let copies = list::change(&self.store, &self.key, self.id, check, |copies| {
             let spec = copies.iter_mut().find(|copy| copy.url == url);

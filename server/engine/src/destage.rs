@@ -9,14 +9,14 @@
 //! - A generation is released only after its window is durable.
 //! - A failure that may pass is retried for ever, with a bounded pause; a fence stops the pool.
 //! - A volume whose data cannot be destaged does not pin the log for the others: its data in the
-//!   oldest generation goes to a side file, and the generation is destaged without it. Nothing is
-//!   appended, so this works in a full log too. All later generations leave the volume aside until
-//!   late windows of its own have moved all data of its side files.
+//!   oldest generation goes to a spill file, and the generation is destaged without it. Nothing is
+//!   appended, so this works in a full log too. All later generations leave the volume stalled until
+//!   catch-up windows of its own have moved all data of its spill files.
 //! - During a burst, while the log has room, a generation waits for the end of the burst, so that
 //!   client requests get all processors. It waits for at most half of the oldest age, and not while
 //!   a caller waits for the store.
-//! - The batch that destages a generation names the side files that complete it, and the batch of a
-//!   late window names none: a side file counts exactly while the metadata names it.
+//! - The batch that destages a generation names the spill files that complete it, and the batch of a
+//!   catch-up window names none: a spill file counts exactly while the metadata names it.
 
 mod burst;
 mod upkeep;
@@ -36,34 +36,34 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tiering::{
-    AsideFile, DestageError, ExtentContent, LogSource, ReclaimOptions, Window, WindowExtent,
+    DestageError, ExtentContent, LogSource, NamedSpillFile, ReclaimOptions, Window, WindowExtent,
 };
 use tokio::sync::watch;
 use wal::{
     Generation, Log, ObsoleteSpillFiles, Piece, Source, SpillChange, SpillFileId, is_unreadable,
 };
 
-/// Longest pause before volumes that are aside are tried again. Chosen by hand: each attempt
+/// Longest pause before volumes that are stalled are tried again. Chosen by hand: each attempt
 /// repeats the reads that failed before.
-const LATE_PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Payload of one late window, as a fraction of the log (one in this number) and in bytes: the next
+const CATCH_UP_PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Payload of one catch-up window, as a fraction of the log (one in this number) and in bytes: the next
 /// generation waits for the duration of one. Chosen by hand.
-const LATE_PART: u64 = 8;
-const LATE_BYTES_MAX: u64 = 256 << 20;
-/// Fill level of the log, in percent, from which the check of a late window stops while a
+const CATCH_UP_PART: u64 = 8;
+const CATCH_UP_BYTES_MAX: u64 = 256 << 20;
+/// Fill level of the log, in percent, from which the check of a catch-up window stops while a
 /// generation waits. The check also stops while a caller waits for the store. Chosen by hand: above
 /// the level at which writers are slowed down to the pace of destage.
-const LATE_YIELD_PERCENT: u64 = 80;
-/// Most times in a row that a late window gives way: in a pool that is always busy, a volume must
+const CATCH_UP_YIELD_PERCENT: u64 = 80;
+/// Most times in a row that a catch-up window gives way: in a pool that is always busy, a volume must
 /// be able to come back too. Chosen by hand.
-const LATE_YIELDS_MAX: u32 = 3;
-/// Pause before the next attempt after writes of a volume went aside, in units of the shortest
+const CATCH_UP_YIELDS_MAX: u32 = 3;
+/// Pause before the next attempt after writes of a volume stalled, in units of the shortest
 /// pause: the writes may have covered the damage. Chosen by hand.
-const LATE_NUDGE_PAUSES: u32 = 16;
+const CATCH_UP_NUDGE_PAUSES: u32 = 16;
 /// Pause between two looks at whether a check must give way. Chosen by hand.
-const LATE_LOOK: Duration = Duration::from_millis(100);
-/// Payloads of side files that such a check reads at the same time. Chosen by hand.
-const LATE_READS: usize = 4;
+const CATCH_UP_LOOK: Duration = Duration::from_millis(100);
+/// Payloads of spill files that such a check reads at the same time. Chosen by hand.
+const CATCH_UP_READS: usize = 4;
 
 /// Amount and speed of reclaim.
 #[derive(Clone, Copy, Debug)]
@@ -116,9 +116,9 @@ impl Default for DestageOptions {
 /// An attempt to destage the oldest generation.
 struct Attempt {
     generation: Arc<Generation>,
-    /// Volumes that the generation is destaged without, and the side files that they then have.
+    /// Volumes that the generation is destaged without, and the spill files that they then have.
     sides: BTreeMap<VolumeId, SpillChange>,
-    /// Volumes that are newly aside, with the causes.
+    /// Volumes that are newly stalled, with the causes.
     causes: Vec<(VolumeId, Error)>,
     /// The metadata may name the files of `sides`: a commit succeeded, or its outcome is unknown.
     is_maybe_committed: bool,
@@ -174,7 +174,7 @@ impl Attempt {
     }
 }
 
-/// The time at which the volumes that are aside are tried again, and the volumes left in this
+/// The time at which the volumes that are stalled are tried again, and the volumes left in this
 /// round.
 struct Late {
     due: Instant,
@@ -203,13 +203,13 @@ impl Late {
 
     /// Begins a round if one is due. Returns whether a round is under way.
     fn begin(&mut self, shared: &Shared) -> bool {
-        let is_wanted = shared.is_late_wanted();
-        let is_due = is_wanted || (shared.is_any_aside() && shared.clock().now() >= self.due);
+        let is_wanted = shared.is_catch_up_wanted();
+        let is_due = is_wanted || (shared.is_any_stalled() && shared.clock().now() >= self.due);
         if !self.is_under_way && is_due {
-            shared.late_begins();
+            shared.catch_up_begins();
             self.is_under_way = true;
             self.is_wanted = is_wanted;
-            self.waiting = shared.asides().into();
+            self.waiting = shared.stalled_volumes().into();
         }
         self.is_under_way
     }
@@ -219,15 +219,15 @@ impl Late {
         let Some(volume) = self.waiting.front().copied() else {
             self.is_under_way = false;
             let is_any_better = std::mem::take(&mut self.is_any_better);
-            let longer = (self.pause * 2).min(LATE_PAUSE_MAX);
+            let longer = (self.pause * 2).min(CATCH_UP_PAUSE_MAX);
             self.pause = if is_any_better { options.retry } else { longer };
             self.due = shared.clock().now() + self.pause;
-            self.yields.retain(|volume, _| shared.is_aside(*volume));
-            shared.weigh_asides();
-            return shared.late_ended();
+            self.yields.retain(|volume, _| shared.is_stalled(*volume));
+            shared.update_stalled_quota();
+            return shared.catch_up_ended();
         };
         let yields = self.yields.entry(volume).or_default();
-        let gives_way = !self.is_wanted && *yields < LATE_YIELDS_MAX;
+        let gives_way = !self.is_wanted && *yields < CATCH_UP_YIELDS_MAX;
         *yields += 1;
         let caught_up = catch_up(shared, volume, gives_way).await;
         if !caught_up.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable) {
@@ -242,7 +242,7 @@ impl Late {
                 }
             }
             Err(error) if error.kind() == ErrorKind::Fenced => shared.fail(error),
-            Err(error) => shared.note_still_aside(volume, &error),
+            Err(error) => shared.note_still_stalled(volume, &error),
         }
     }
 }
@@ -259,8 +259,8 @@ pub(crate) async fn run(
     let mut attempt: Option<Attempt> = None;
     let mut burst = Burst::new(clock.now());
     while !*stop.borrow() && !shared.is_stopped() {
-        // No late window runs once side files of this attempt are written: they are to join the
-        // files that the late window would drop.
+        // No catch-up window runs once spill files of this attempt are written: they are to join the
+        // files that the catch-up window would drop.
         let is_free = attempt.as_ref().is_none_or(|attempt| attempt.sides.is_empty());
         if is_free && late.begin(&shared) {
             tokio::select! {
@@ -269,7 +269,7 @@ pub(crate) async fn run(
             }
         }
         if attempt.is_none() {
-            // The volumes that are aside and the generations take turns.
+            // The volumes that are stalled and the generations take turns.
             let next = match late.is_under_way {
                 true => ripe_generation(&shared, options),
                 false => next_generation(&shared, options, (&late, &mut burst), &mut stop).await,
@@ -287,7 +287,7 @@ pub(crate) async fn run(
                 // Writes that cover the damage heal a volume, which makes an attempt worthwhile.
                 // The log gets room first.
                 if shared.log.next_frozen().is_none() && !current.sides.is_empty() {
-                    late.due = late.due.min(clock.now() + options.retry * LATE_NUDGE_PAUSES);
+                    late.due = late.due.min(clock.now() + options.retry * CATCH_UP_NUDGE_PAUSES);
                 }
                 attempt = None;
                 pause = options.retry;
@@ -372,7 +372,7 @@ async fn next_generation(
             None => gather,
         },
     };
-    if shared.is_any_aside() {
+    if shared.is_any_stalled() {
         wake_in = wake_in.min(late.due.saturating_duration_since(shared.clock().now()));
     }
     tokio::select! {
@@ -385,18 +385,18 @@ async fn next_generation(
 }
 
 /// Destages the oldest generation, except for the volumes that cannot be destaged: their data goes
-/// to side files.
+/// to spill files.
 async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), DestageError> {
     let started = shared.clock().now();
     let log = shared.log.status();
     shared.tier.set_urgent(is_urgent(&log));
     let source = FromLog { log: shared.log.clone() };
     let generation = attempt.generation.clone();
-    // Once a volume has side files, later data must not overtake them.
+    // Once a volume has spill files, later data must not overtake them.
     let volumes: Vec<VolumeId> = generation.volumes().map(|(volume, _)| volume).collect();
     for volume in volumes {
-        if shared.is_aside(volume) {
-            set_aside(shared, attempt, volume).await?;
+        if shared.is_stalled(volume) {
+            stall(shared, attempt, volume).await?;
         }
     }
     // A log that failed before it reached this LSN keeps the window from being committed.
@@ -421,20 +421,20 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
         if !is_new || !attempt.is_of_the_volume(volume, &failed.error) {
             return Err(failed);
         }
-        set_aside(shared, attempt, volume).await?;
+        stall(shared, attempt, volume).await?;
         attempt.causes.push((volume, failed.error));
     };
     step(shared, "side-committed")?;
     // This precedes the news that the generation is in the store.
     for (volume, cause) in &attempt.causes {
-        shared.note_aside(*volume, generation.first_lsn(), cause);
+        shared.note_stalled(*volume, generation.first_lsn(), cause);
     }
     let sides = attempt.sides.values().cloned().collect();
     let obsolete = match is_dropped_early {
         true => ObsoleteSpillFiles::default(),
         false => shared.log.release_with(&generation, sides),
     };
-    shared.weigh_asides();
+    shared.update_stalled_quota();
     shared.destaged.send_replace(generation.last_lsn());
     step(shared, "side-released")?;
     shared.log.remove_spill_files(obsolete).await;
@@ -451,8 +451,8 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
     Ok(())
 }
 
-/// Writes the generation's data of a volume to a side file, unless that was done before.
-async fn set_aside(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> Result<()> {
+/// Writes the generation's data of a volume to a spill file, unless that was done before.
+async fn stall(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> Result<()> {
     if attempt.sides.contains_key(&volume) {
         return Ok(());
     }
@@ -466,21 +466,21 @@ async fn set_aside(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> 
     };
     let side = side.map_err(|error| {
         attempt.note(volume, &error, shared.clock().now());
-        error.context(format!("set volume {volume} aside"))
+        error.context(format!("stall volume {volume}"))
     })?;
     step(shared, "side-written")?;
     attempt.sides.insert(volume, side);
     Ok(())
 }
 
-/// Destages the contents of the oldest side files of a volume, up to a bound, which brings the
-/// volume to where the others were at that time. Returns true if no side files are left and the
+/// Destages the contents of the oldest spill files of a volume, up to a bound, which brings the
+/// volume to where the others were at that time. Returns true if no spill files are left and the
 /// volume is back. `gives_way`: stops while others wait.
 async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<bool> {
     if shared.is_given_up(volume) {
         return give_up(shared, volume).await.map(|()| true);
     }
-    let mut bytes_max = (shared.log.status().ring_bytes / LATE_PART).min(LATE_BYTES_MAX);
+    let mut bytes_max = (shared.log.status().ring_bytes / CATCH_UP_PART).min(CATCH_UP_BYTES_MAX);
     let mut left_count = usize::MAX;
     let part = loop {
         let part = shared.log.spill_part(volume, bytes_max).await?;
@@ -504,7 +504,7 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
         last_lsn: shared.tier.destaged_lsn(),
         volume_records: Vec::new(),
         volumes: vec![(volume, extents_of(part.pieces.clone()))],
-        asides: vec![(volume, aside_files(&part.rest))],
+        stalled_volumes: vec![(volume, spill_file_refs(&part.rest))],
         late: Some(part.last_lsn()),
         snapshots: Vec::new(),
     };
@@ -531,14 +531,14 @@ fn is_of_the_store(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unreadable)
 }
 
-/// Takes a volume back to its data in the store: the metadata no longer names its side files.
+/// Takes a volume back to its data in the store: the metadata no longer names its spill files.
 async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
     let part = shared.log.all_spilled(volume).await?;
     let window = Window {
         last_lsn: shared.tier.destaged_lsn(),
         volume_records: Vec::new(),
         volumes: Vec::new(),
-        asides: vec![(volume, Vec::new())],
+        stalled_volumes: vec![(volume, Vec::new())],
         late: Some(shared.tier.destaged_lsn()),
         snapshots: Vec::new(),
     };
@@ -549,7 +549,7 @@ async fn give_up(shared: &Shared, volume: VolumeId) -> Result<()> {
     Ok(())
 }
 
-/// Reads everything that a late window needs, so that nothing is uploaded in vain for a volume that
+/// Reads everything that a catch-up window needs, so that nothing is uploaded in vain for a volume that
 /// failed before. Ends early if the other volumes need the log's space.
 async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece], gives_way: bool) -> Result<()> {
     let lost = pieces.iter().find_map(|piece| match piece.source {
@@ -570,7 +570,7 @@ async fn check(shared: &Shared, volume: VolumeId, pieces: &[Piece], gives_way: b
             _ => None,
         });
         futures::stream::iter(payloads)
-            .try_for_each_concurrent(LATE_READS, async |resident| {
+            .try_for_each_concurrent(CATCH_UP_READS, async |resident| {
                 shared.log.read_spilled(resident).await.map(drop)
             })
             .await?;
@@ -592,12 +592,12 @@ async fn pressed(shared: &Shared) {
     loop {
         changes.mark_unchanged();
         let log = shared.log.status();
-        let is_filling =
-            log.used_bytes.saturating_mul(100) >= log.ring_bytes.saturating_mul(LATE_YIELD_PERCENT);
+        let is_filling = log.used_bytes.saturating_mul(100)
+            >= log.ring_bytes.saturating_mul(CATCH_UP_YIELD_PERCENT);
         if shared.is_wanted() || (is_filling && log.frozen_count > 0) {
             return;
         }
-        let _ = tokio::time::timeout(LATE_LOOK, changes.changed()).await;
+        let _ = tokio::time::timeout(CATCH_UP_LOOK, changes.changed()).await;
     }
 }
 
@@ -608,8 +608,8 @@ fn step(shared: &Shared, name: &'static str) -> Result<()> {
     shared.pass(name)
 }
 
-fn aside_files(files: &[SpillFileId]) -> Vec<AsideFile> {
-    let file = |file: &SpillFileId| AsideFile {
+fn spill_file_refs(files: &[SpillFileId]) -> Vec<NamedSpillFile> {
+    let file = |file: &SpillFileId| NamedSpillFile {
         first_lsn: file.first_lsn,
         last_lsn: file.last_lsn,
         id: file.id,
@@ -628,14 +628,15 @@ fn is_in_memory(window: &Window<Source>) -> bool {
 fn window_of(attempt: &Attempt) -> Result<Window<Source>> {
     let generation = &attempt.generation;
     let volumes = generation.volumes().filter(|(volume, _)| !attempt.sides.contains_key(volume));
-    let asides = attempt.sides.iter().map(|(volume, side)| (*volume, aside_files(&side.files())));
+    let stalled_volumes =
+        attempt.sides.iter().map(|(volume, side)| (*volume, spill_file_refs(&side.files())));
     let snapshots =
         generation.snapshots().map(|bytes| SnapshotEntry::decode(&bytes)).transpose()?;
     Ok(Window {
         last_lsn: generation.last_lsn(),
         volume_records: generation.volume_records().collect(),
         volumes: volumes.map(|(volume, pieces)| (volume, extents_of(pieces))).collect(),
-        asides: asides.collect(),
+        stalled_volumes: stalled_volumes.collect(),
         late: None,
         snapshots: snapshots.map_or_else(Vec::new, |entry| entry.changes()),
     })
@@ -653,7 +654,7 @@ fn extents_of(pieces: Vec<Piece>) -> Vec<WindowExtent<Source>> {
     extents.collect()
 }
 
-/// Reads payloads of a window from memory, from the log files or from side files.
+/// Reads payloads of a window from memory, from the log files or from spill files.
 struct FromLog {
     log: Log,
 }

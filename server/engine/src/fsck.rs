@@ -41,7 +41,7 @@ pub async fn fsck_of(config: &PoolConfig, pool: Uuid, key: &PoolKey) -> Result<P
     let (store, restored) = restore::store_of(store, key, pool, &config.clock).await?;
     let mut options = look_options(config, &store, pool, key, manifest.epoch);
     options.restored = restored.as_ref().and_then(Restored::objects);
-    options.left_out = restored.and_then(|restored| restored.lacks());
+    options.excluded = restored.and_then(|restored| restored.lacks());
     options.volume_keys = volume_keys;
     fsck_store(options).await
 }
@@ -77,7 +77,7 @@ pub async fn fsck_copy(
         Err(error) => return Err(error),
     };
     let mut options = look_options(config, &target.view(&state), pool, &key, state.epoch);
-    options.left_out = state.left_out();
+    options.excluded = state.excluded();
     let checked = async {
         options.volume_keys = target.volume_keys(&key, pool).await?;
         fsck_store(options).await

@@ -16,7 +16,6 @@
 
 pub mod asker;
 pub mod background;
-pub mod claims;
 pub mod clock;
 pub mod closed_pool;
 pub mod conditions;
@@ -37,6 +36,7 @@ mod ranges;
 pub mod record;
 pub mod removal;
 pub mod report;
+pub mod reservations;
 pub mod restore;
 pub mod schedule;
 pub mod scrub;

@@ -14,11 +14,11 @@ pub(crate) const LOG_LOST: &str = "log.lost";
 pub(crate) const TAKEN_OVER: &str = "taken.over";
 
 /// Removes the marks. To be called when the volumes of the configuration exist and have recorded
-/// that they stepped back, if they did.
+/// that they lost writes, if they did.
 ///
 /// # Errors
 /// `Io`.
-pub fn settle_step_back(dir: &Path) -> Result<()> {
+pub fn settle_lost_writes(dir: &Path) -> Result<()> {
     remove_mark(dir, LOG_LOST)?;
     remove_mark(dir, TAKEN_OVER)
 }

@@ -6,13 +6,13 @@
 //!   is released only if the store holds everything: another machine may then open it without having
 //!   to accept a loss.
 
-use crate::claims::Claims;
 use crate::config::PoolConfig;
 use crate::copies::Copies;
 use crate::failed_log;
-use crate::marks::settle_step_back;
-use crate::pool::{Pool, StepBack, VolumeTraits};
+use crate::marks::settle_lost_writes;
+use crate::pool::{LostWrites, Pool, VolumeTraits};
 use crate::record::VolumeRecord;
+use crate::reservations::Reservations;
 use crate::restore::Restored;
 use crate::scrub::Scrub;
 use block::{Error, ErrorKind, Result};
@@ -48,7 +48,7 @@ pub struct OpenPool {
     /// Findings of the opening of the write log.
     pub recovery: wal::Recovery,
     /// The reason why answered writes may be gone, if they may.
-    pub step_back: Option<StepBack>,
+    pub lost_writes: Option<LostWrites>,
     /// The directory of this node, which stays locked.
     pub node: NodeDir,
     /// The store of the pool.
@@ -56,7 +56,7 @@ pub struct OpenPool {
     /// Present for a pool that was restored from a copy.
     pub restored: Option<Restored>,
     /// The pool has everything that it was restored from.
-    pub is_whole: watch::Sender<bool>,
+    pub is_complete: watch::Sender<bool>,
 }
 
 impl OpenPool {
@@ -67,36 +67,36 @@ impl OpenPool {
     pub async fn make_configured(&self) -> Result<()> {
         self.make_volumes().await?;
         // A volume that the store did not know was just created again: its earlier clients see an empty one.
-        if let Some(cause @ (StepBack::LostLog | StepBack::TakeOver)) = self.step_back {
-            self.pool.note_step_back(cause, self.ownership.epoch()).await?;
+        if let Some(cause @ (LostWrites::LostLog | LostWrites::TakeOver)) = self.lost_writes {
+            self.pool.note_lost_writes(cause, self.ownership.epoch()).await?;
         }
-        settle_step_back(&self.config.dir)
+        settle_lost_writes(&self.config.dir)
     }
 
-    /// Opens the claims without the clients of volumes that have stepped back: they have seen writes
+    /// Opens the reservations without the clients of volumes that have lost writes: they have seen writes
     /// that are gone.
     ///
     /// # Errors
     /// Those of reading and writing the list in the node's directory.
-    pub fn open_claims(&self) -> Result<Claims> {
+    pub fn open_reservations(&self) -> Result<Reservations> {
         let (records, now) = (self.pool.records(), self.ownership.epoch());
-        let claims = Claims::open(
+        let reservations = Reservations::open(
             &self.config.dir,
             now,
             self.node.clients_epoch(),
-            |volume, epoch, was_stepped_back| {
+            |volume, epoch, had_lost_writes| {
                 let is_as_it_was = |record: &VolumeRecord| {
-                    record.id == volume && !record.has_stepped_back_since(epoch, was_stepped_back)
+                    record.id == volume && !record.has_lost_writes_since(epoch, had_lost_writes)
                 };
                 self.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
             },
         )?;
         // The order matters: a list is never older than the epoch recorded for it.
-        if claims.is_written() && self.node.clients_epoch() < now {
+        if reservations.is_written() && self.node.clients_epoch() < now {
             self.node.note_clients_epoch(now)?;
         }
         let pool = self.pool.clone();
-        Ok(claims.settled_by(move |_volume| {
+        Ok(reservations.settled_by(move |_volume| {
             let pool = pool.clone();
             async move { pool.settle().await }
         }))
@@ -121,7 +121,7 @@ impl OpenPool {
                     let durability = wanted.durability.unwrap_or_default();
                     let (name, size_bytes) = (&wanted.name, wanted.size_bytes);
                     let traits = VolumeTraits {
-                        own_key: wanted.own_key.unwrap_or_default(),
+                        dedicated_key: wanted.dedicated_key.unwrap_or_default(),
                         dedup: wanted.dedup.unwrap_or_default(),
                     };
                     self.pool.create_volume_with(name, size_bytes, durability, traits).await?
@@ -131,10 +131,10 @@ impl OpenPool {
                 // It is not served and was reported; the others must open all the same.
                 continue;
             }
-            if wanted.own_key == Some(true) && volume.record().own_key == 0 {
+            if wanted.dedicated_key == Some(true) && volume.record().dedicated_key == 0 {
                 tracing::warn!(
                     volume = wanted.name,
-                    "the volume is configured with a key of its own and has none: only a new volume gets one"
+                    "the volume is configured with a dedicated key and has none: only a new volume gets one"
                 );
             }
             let size_bytes = volume.record().size_bytes;
@@ -183,8 +183,8 @@ impl OpenPool {
             let keys = self.keys.lock().await;
             (keys.newest().key.clone(), keys.pool())
         };
-        let is_whole = self.is_whole.subscribe();
-        Scrub::offline(self.pool.clone(), self.store.clone(), key, id, is_whole)
+        let is_complete = self.is_complete.subscribe();
+        Scrub::offline(self.pool.clone(), self.store.clone(), key, id, is_complete)
     }
 }
 
@@ -208,10 +208,10 @@ impl OpenPool {
     }
 
     /// Closes a pool whose opening has failed or was stopped after its jobs had begun. If volumes
-    /// may not have recorded yet that they step back, this directory stays the owner and remembers
+    /// may not have recorded yet that they lose writes, this directory stays the owner and remembers
     /// that they have to.
     pub async fn close_unserved(self) {
-        let closed = match self.step_back {
+        let closed = match self.lost_writes {
             Some(_) => self.pool.close().await.map(drop),
             None => self.close().await,
         };
@@ -288,18 +288,18 @@ impl OpenPool {
             }
             return Ok(Closed::Lacks(lacks(lacking)));
         }
-        let aside = self.pool.asides();
+        let stalled = self.pool.stalled_volumes();
         let missing: HashSet<[u8; 16]> =
             self.recovery.missing_spill_files.iter().map(|side| side.file.id).collect();
-        if aside.values().flatten().any(|file| !missing.contains(&file.id)) {
+        if stalled.values().flatten().any(|file| !missing.contains(&file.id)) {
             tracing::warn!(
-                volumes = ?self.names_of(aside.keys().map(|volume| volume.0)),
-                "the store lacks writes of volumes that cannot be destaged; they are in side files \
+                volumes = ?self.names_of(stalled.keys().map(|volume| volume.0)),
+                "the store lacks writes of volumes that cannot be destaged; they are in spill files \
                  in this directory's log, and the pool stays owned by it"
             );
             return Ok(Closed::Lacks(lacks(lacking)));
         }
-        match aside.is_empty() {
+        match stalled.is_empty() {
             true => Ok(Closed::AllInStore),
             false => Ok(Closed::LacksLost(lacks(lacking))),
         }
@@ -326,7 +326,7 @@ impl OpenPool {
 enum Closed {
     /// Everything.
     AllInStore,
-    /// All but writes whose side files are missing here, so this directory is of no use for them.
+    /// All but writes whose spill files are missing here, so this directory is of no use for them.
     LacksLost(Error),
     /// Not everything: the rest is in this directory.
     Lacks(Error),

@@ -6,21 +6,21 @@
 //!   before the next one changes anything.
 //! - An opening that fails or is stopped gives the pool back to its previous owner: unchanged if
 //!   nothing of the pool was written yet, and by an orderly stop otherwise.
-//! - A log that another owner has overtaken is never replayed: it is set aside, whole.
+//! - A log that another owner has superseded is never replayed: it is set aside, whole.
 //! - A log that was here and is gone counts as missing unless the pool was released since: it may
 //!   hold the only copy of some writes, and the pool does not open without it. Once an operator has
-//!   given it up, every volume steps back.
+//!   given it up, every volume loses writes.
 
 mod write_log;
 
-use self::write_log::{check_log_is_there, giving_up_the_log, set_aside_if_overtaken};
+use self::write_log::{check_log_is_there, giving_up_the_log, set_aside_if_superseded};
 use crate::clock::ProvenClock;
 use crate::config::PoolConfig;
 use crate::failed_log;
 use crate::lookout::Lookout;
 use crate::marks::{LOG_LOST, LOG_MADE, TAKEN_OVER, make_mark, remove_mark};
 use crate::open_pool::OpenPool;
-use crate::pool::{Pool, StepBack};
+use crate::pool::{LostWrites, Pool};
 use crate::restore::{self, Restored};
 use crate::tier_options::tier_options;
 use crate::volume_keys::VolumeKeyRing;
@@ -35,7 +35,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tiering::{AsideFile, OwnerCheck, Tier};
+use tiering::{NamedSpillFile, OwnerCheck, Tier};
 use tokio::sync::watch;
 use uuid::Uuid;
 use wal::{Log, LogIdentity, LogNotes, Recovery, SpillFileId, SpillFilesWanted};
@@ -211,7 +211,7 @@ impl Prepared<'_> {
         let Prepared { config, node, store, keys, terms } = self;
         let key = keys.newest().key.clone();
         let name = &config.name;
-        let owed = StepBackOwed::before(&config.dir, terms)?;
+        let owed = LossOwed::before(&config.dir, terms)?;
         let was_owed = owed.was_owed;
         let taken = Ownership::acquire(&store, &node, &key, keys.pool(), name, terms).await;
         let is_taken_over = owed.after(&taken);
@@ -237,7 +237,7 @@ struct Taken {
     keys: KeyRing,
     key: PoolKey,
     ownership: Ownership,
-    /// Volumes still have to step back because of an earlier take-over.
+    /// Volumes still have to lose writes because of an earlier take-over.
     was_owed: bool,
     is_taken_over: bool,
 }
@@ -260,7 +260,7 @@ struct Opened {
     recovery: Recovery,
     restored: Option<Restored>,
     conditions: Conditions,
-    step_back: Option<StepBack>,
+    lost_writes: Option<LostWrites>,
     is_heard: bool,
 }
 
@@ -282,10 +282,10 @@ impl Taken {
     }
 
     fn into_open(self, config: &PoolConfig, pool: Arc<Pool>, opened: Opened) -> OpenPool {
-        let Opened { recovery, restored, conditions, step_back, is_heard: _ } = opened;
+        let Opened { recovery, restored, conditions, lost_writes, is_heard: _ } = opened;
         OpenPool {
             pool,
-            step_back,
+            lost_writes,
             keys: tokio::sync::Mutex::new(self.keys),
             ownership: self.ownership,
             config: config.clone(),
@@ -293,7 +293,9 @@ impl Taken {
             recovery,
             node: self.node,
             store: self.store,
-            is_whole: watch::Sender::new(restored.as_ref().is_none_or(|one| one.origin.is_whole)),
+            is_complete: watch::Sender::new(
+                restored.as_ref().is_none_or(|one| one.origin.is_complete),
+            ),
             restored,
         }
     }
@@ -321,7 +323,7 @@ async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
     let volume_keys =
         VolumeKeyRing::open(&taken.store, key, keys.pool(), ownership.epoch()).await?;
     options.volume_keys = volume_keys.table().clone();
-    options.left_out = restored.as_ref().and_then(Restored::left_out);
+    options.excluded = restored.as_ref().and_then(Restored::excluded);
     options.restored = restored.as_ref().and_then(Restored::objects);
     let tier = Tier::open(options).await?;
     let opened = open_log(config, taken, (&tier, restored.as_ref())).await;
@@ -370,7 +372,7 @@ async fn open_log(
     // set here is higher.
     crate::scrub::keep_from_bad(tier, store, key, keys.pool()).await;
     let log_dir = dir.join("log");
-    set_aside_if_overtaken(&log_dir, ownership, node)?;
+    set_aside_if_superseded(&log_dir, ownership, node)?;
     let is_log_lost = check_log_is_there(dir, &log_dir, ownership, node, tier.destaged_lsn())?;
     if is_log_lost {
         make_mark(dir, LOG_LOST)?;
@@ -422,18 +424,18 @@ fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>,
     let clock = &config.clock;
     let newest_stamp = pool.newest_stamp(clock.unix_seconds());
     pool.set_clock(ProvenClock::open(clock.clone(), &taken.dir, newest_stamp, conditions.clone()));
-    let step_back = match () {
-        () if taken.is_taken_over => Some(StepBack::TakeOver),
-        () if is_log_lost => Some(StepBack::LostLog),
-        () => recovery.tail_loss.map(StepBack::from),
+    let lost_writes = match () {
+        () if taken.is_taken_over => Some(LostWrites::TakeOver),
+        () if is_log_lost => Some(LostWrites::LostLog),
+        () => recovery.tail_loss.map(LostWrites::from),
     };
-    Ok((pool, Opened { recovery, restored, conditions, step_back, is_heard }))
+    Ok((pool, Opened { recovery, restored, conditions, lost_writes, is_heard }))
 }
 
 /// Brings an opened pool into the state that is needed before anything of it is served.
 async fn settle(open: &mut OpenPool, is_heard: bool) -> Result<()> {
-    if let Some(cause) = open.step_back {
-        open.pool.note_step_back(cause, open.ownership.epoch()).await?;
+    if let Some(cause) = open.lost_writes {
+        open.pool.note_lost_writes(cause, open.ownership.epoch()).await?;
     }
     if is_heard {
         failed_log::forget(&open.store, &open.node).await;
@@ -442,7 +444,7 @@ async fn settle(open: &mut OpenPool, is_heard: bool) -> Result<()> {
     if let Some(restored) = &mut open.restored {
         restore::apply_choice(restored, &open.pool, &open.store, &key).await?;
         // The metadata knows the volumes that are made from here on.
-        open.pool.tier().set_left_out(restored.left_out());
+        open.pool.tier().set_excluded(restored.excluded());
     }
     crate::conditions::show_recovery_key(&open.conditions, open.keys.get_mut().has_recovery());
     show_descriptors(open);
@@ -522,15 +524,15 @@ fn store_dir_exists(config: &PoolConfig) -> Result<bool> {
     Ok(Store::dir_of(&config.store_url)?.is_none_or(|dir| dir.is_dir()))
 }
 
-/// Side files that the metadata names, as types of the log.
+/// Spill files that the metadata names, as types of the log.
 pub(crate) fn spill_files_wanted(tier: &Tier) -> SpillFilesWanted {
-    let file = |file: AsideFile| SpillFileId {
+    let file = |file: NamedSpillFile| SpillFileId {
         first_lsn: file.first_lsn,
         last_lsn: file.last_lsn,
         id: file.id,
     };
-    let asides = tier.asides().into_iter();
-    asides.map(|(volume, files)| (volume, files.into_iter().map(file).collect())).collect()
+    let stalled_volumes = tier.stalled_volumes().into_iter();
+    stalled_volumes.map(|(volume, files)| (volume, files.into_iter().map(file).collect())).collect()
 }
 
 /// Logs the result of opening the log.
@@ -543,25 +545,25 @@ fn report_recovery(recovery: &wal::Recovery) {
     );
 }
 
-/// Duty of the volumes to step back after a take-over, kept across a crash until they have recorded
+/// Duty of the volumes to lose writes after a take-over, kept across a crash until they have recorded
 /// it.
-struct StepBackOwed<'a> {
+struct LossOwed<'a> {
     dir: &'a Path,
     /// An earlier take-over left this duty.
     was_owed: bool,
 }
 
-impl StepBackOwed<'_> {
+impl LossOwed<'_> {
     /// Records the duty if this is a take-over. To be called before the pool is taken.
-    fn before(dir: &Path, terms: Terms) -> Result<StepBackOwed<'_>> {
+    fn before(dir: &Path, terms: Terms) -> Result<LossOwed<'_>> {
         let was_owed = dir.join(TAKEN_OVER).exists();
         if terms.take_over {
             make_mark(dir, TAKEN_OVER)?;
         }
-        Ok(StepBackOwed { dir, was_owed })
+        Ok(LossOwed { dir, was_owed })
     }
 
-    /// Evaluates the result of taking the pool. Returns true if the volumes have to step back.
+    /// Evaluates the result of taking the pool. Returns true if the volumes have to lose writes.
     fn after(&self, taken: &Result<Ownership>) -> Result<bool> {
         use ErrorKind::{Busy, Denied, Invalid, NotFound};
         let is_owed = self.was_owed
@@ -581,7 +583,7 @@ impl StepBackOwed<'_> {
 /// which may come back, and they may have seen newer data than the copy has.
 fn leave_attachments(config: &PoolConfig) -> Result<()> {
     let dir = &config.dir;
-    for name in config.machine_files.iter().copied().chain([crate::claims::FILE]) {
+    for name in config.machine_files.iter().copied().chain([crate::reservations::FILE]) {
         let (path, left) = (dir.join(name), dir.join(format!("{name}.of-the-original")));
         match std::fs::rename(&path, &left) {
             Ok(()) => {

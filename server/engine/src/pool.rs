@@ -9,20 +9,20 @@
 //! - A volume's id is never used twice, and its name by one present volume at a time.
 
 mod clones;
+mod dedicated_keys;
 mod kept;
 #[cfg(any(test, feature = "testing"))]
 mod killing;
-mod own_keys;
+mod lost_writes;
 mod schedules;
 mod snapshots;
 mod stalled;
-mod step_back;
 
 pub use clones::NamedOrigin;
+pub use lost_writes::LostWrites;
 pub use schedules::SchedulePlan;
 pub use snapshots::NamedSnapshot;
 pub use snapshots::some_of;
-pub use step_back::StepBack;
 
 use crate::clock::{AGREES_WITHIN, ProvenClock};
 use crate::destage::{self, DestageOptions};
@@ -49,8 +49,8 @@ const JOB_GRACE: Duration = Duration::from_secs(10);
 /// Optional traits of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolumeTraits {
-    /// A key of its own: destroying it makes the volume's data unreadable.
-    pub own_key: bool,
+    /// A dedicated key: destroying it makes the volume's data unreadable.
+    pub dedicated_key: bool,
     /// Blocks that are stored already are not stored again.
     pub dedup: bool,
 }
@@ -124,8 +124,8 @@ impl Pool {
         }
         let snapshots = Snapshots::find(&log, &tier)?;
         let shared = Arc::new(Shared::new(log, tier, missing));
-        shared.introduce(records.values());
-        shared.weigh_asides();
+        shared.register_volumes(records.values());
+        shared.update_stalled_quota();
         let mut volumes =
             Volumes { records, present: BTreeMap::new(), snapshots, ..Volumes::default() };
         for record in volumes.records.values() {
@@ -186,28 +186,30 @@ impl Pool {
 
     /// Marks the volumes that may have lost answered writes. Call this before anything is served. A client on the
     /// machine that stopped ended with it. A client on another machine continues as if nothing had happened, and to the
-    /// file system that it has mounted a silent step back is corruption: the client is refused, durably, until
-    /// [`Pool::accept_step_back`]. Happens once per `epoch`, which is the owner's.
+    /// file system that it has mounted a silent lose writes is corruption: the client is refused, durably, until
+    /// [`Pool::accept_loss`]. Happens once per `epoch`, which is the owner's.
     ///
     /// # Errors
     /// Those of writing the log.
-    pub async fn note_step_back(&self, cause: StepBack, epoch: Epoch) -> Result<()> {
+    pub async fn note_lost_writes(&self, cause: LostWrites, epoch: Epoch) -> Result<()> {
         let is_concerned = |record: &VolumeRecord| {
             let may_lack_writes = match cause {
                 // With the other durabilities remote clients wait for stable storage.
-                StepBack::Reboot => {
+                LostWrites::Reboot => {
                     matches!(record.durability, Durability::Flush | Durability::Store)
                 }
                 // This machine kept running, and so did clients on it.
-                StepBack::FailedLog | StepBack::Remount => record.durability != Durability::Write,
-                StepBack::TakeOver | StepBack::LostLog => true,
+                LostWrites::FailedLog | LostWrites::Remount => {
+                    record.durability != Durability::Write
+                }
+                LostWrites::TakeOver | LostWrites::LostLog => true,
             };
-            may_lack_writes && record.stepped_back_in != epoch.0
+            may_lack_writes && record.lost_writes_in != epoch.0
         };
         // A removed volume may be restored.
         for mut record in self.records() {
             if record.state != VolumeState::Present && is_concerned(&record) {
-                (record.is_stepped_back, record.stepped_back_in) = (true, epoch.0);
+                (record.has_lost_writes, record.lost_writes_in) = (true, epoch.0);
                 self.shared.log_record(&record).await?;
                 self.volumes.lock().records.insert(record.id, record);
             }
@@ -217,41 +219,41 @@ impl Pool {
             if !is_concerned(&record) {
                 continue;
             }
-            tracing::info!(volume = %record.name, why = cause.why(), "the volume steps back");
-            self.update_stepped_back(&volume, Some(epoch)).await?;
+            tracing::info!(volume = %record.name, why = cause.why(), "the volume loses writes");
+            self.update_lost_writes(&volume, Some(epoch)).await?;
         }
         self.shared.log.settle_tail();
         Ok(())
     }
 
-    /// Accepts a step back, once a person confirms that no client from before it is still running: clients are served
-    /// again. With `give_up_writes` a volume with a missing side file goes back to its data in the store.
+    /// Accepts a lose writes, once a person confirms that no client from before it is still running: clients are served
+    /// again. With `give_up_writes` a volume with a missing spill file goes back to its data in the store.
     ///
     /// # Errors
     /// `NotFound`; `Invalid` if there is nothing to accept or `give_up_writes` is missing; those of writing the log and
     /// the store.
-    pub async fn accept_step_back(&self, name: &str, give_up_writes: bool) -> Result<VolumeRecord> {
+    pub async fn accept_loss(&self, name: &str, give_up_writes: bool) -> Result<VolumeRecord> {
         let volume = self.find(name)?;
         let closed = self.shared.check_open(volume.id()).err();
         if let Some(error) = closed {
             self.give_up_writes(&volume, give_up_writes, error).await?;
-        } else if !volume.record().is_stepped_back {
-            let what = format!("accept volume {name}: it has not stepped back, nothing to accept");
+        } else if !volume.record().has_lost_writes {
+            let what = format!("accept volume {name}: it has not lost writes, nothing to accept");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        self.update_stepped_back(&volume, None).await
+        self.update_lost_writes(&volume, None).await
     }
 
-    /// Sets the epoch of a step back; `None` accepts it.
-    async fn update_stepped_back(
+    /// Sets the epoch of a lose writes; `None` accepts it.
+    async fn update_lost_writes(
         &self,
         volume: &Volume,
         epoch: Option<Epoch>,
     ) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         let change = |record: &mut VolumeRecord| {
-            record.is_stepped_back = epoch.is_some();
-            record.stepped_back_in = epoch.map_or(record.stepped_back_in, |epoch| epoch.0);
+            record.has_lost_writes = epoch.is_some();
+            record.lost_writes_in = epoch.map_or(record.lost_writes_in, |epoch| epoch.0);
         };
         let record = volume.update_record_of_any(change).await?;
         self.volumes.lock().records.insert(record.id, record.clone());
@@ -305,11 +307,12 @@ impl Pool {
         crate::names::check_name(name)?;
         let _one_at_a_time = self.changes.lock().await;
         let id = self.volumes.lock().new_id("create", name)?;
-        let own_key = if traits.own_key { self.volume_keys.make(id).await?.0 } else { 0 };
+        let dedicated_key =
+            if traits.dedicated_key { self.volume_keys.make(id).await?.0 } else { 0 };
         let mut record = VolumeRecord::new(id, name, size_bytes, durability, self.clock().wall())
-            .with_own_key(own_key);
+            .with_dedicated_key(dedicated_key);
         record.is_dedup = traits.dedup;
-        self.shared.introduce([&record].into_iter());
+        self.shared.register_volumes([&record].into_iter());
         self.shared.log_record(&record).await?;
         let volume = Volume::new(self.shared.clone(), record.clone());
         let mut volumes = self.volumes.lock();
@@ -383,7 +386,7 @@ impl Pool {
                 Ok(())
             })
             .await?;
-        self.shared.introduce([&record].into_iter());
+        self.shared.register_volumes([&record].into_iter());
         tracing::info!(
             volume = %name,
             durability = ?durability,
@@ -561,10 +564,10 @@ impl Pool {
     async fn destage_those(&self, is_one: impl Fn(VolumeId) -> bool) -> Result<Lsn> {
         let lsn = self.shared.log.flush().await?;
         self.shared.wait_destaged(lsn).await?;
-        if self.shared.asides().into_iter().any(&is_one) {
-            self.shared.try_late().await?;
+        if self.shared.stalled_volumes().into_iter().any(&is_one) {
+            self.shared.try_catch_up().await?;
         }
-        match self.shared.aside.lock().first(is_one) {
+        match self.shared.stalled.lock().first(is_one) {
             None => Ok(lsn),
             Some((volume, reason)) => {
                 let what = format!(
@@ -595,13 +598,13 @@ impl Pool {
         Ok(PoolReport { volume_count: self.records().len(), report, without_key })
     }
 
-    /// Volumes that are behind the others in the store, with the side files that hold the rest.
+    /// Volumes that are behind the others in the store, with the spill files that hold the rest.
     #[must_use]
-    pub fn asides(&self) -> BTreeMap<VolumeId, Vec<tiering::AsideFile>> {
-        self.shared.tier.asides()
+    pub fn stalled_volumes(&self) -> BTreeMap<VolumeId, Vec<tiering::NamedSpillFile>> {
+        self.shared.tier.stalled_volumes()
     }
 
-    /// Tells whether the volume is not served because a side file of it is missing here.
+    /// Tells whether the volume is not served because a spill file of it is missing here.
     #[must_use]
     pub fn is_closed(&self, volume: &Volume) -> bool {
         self.shared.check_open(volume.id()).is_err()

@@ -45,12 +45,12 @@ pub async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     let Some(restored) = open.restored.clone() else { return };
     let (pool, store) = (open.pool.clone(), open.store.clone());
     let key = open.keys.lock().await.newest().key.clone();
-    let is_whole = open.is_whole.clone();
+    let is_complete = open.is_complete.clone();
     drop(open);
     let lane = pool.tier().background().clone();
     let fetching = lane.spawn(async move {
         tokio::select! {
-            () = restored.hydrate(&pool, &store, &key, &is_whole) => {}
+            () = restored.hydrate(&pool, &store, &key, &is_complete) => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });

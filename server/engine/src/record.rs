@@ -16,9 +16,9 @@ use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Version of a record of a volume without a key of its own.
+/// Version of a record of a volume without a dedicated key.
 pub const VERSION: u32 = 1;
-/// Version of a record of a volume with its own key: a program that does not know such keys would
+/// Version of a record of a volume with its dedicated key: a program that does not know such keys would
 /// use the pool's.
 pub const KEYED_VERSION: u32 = 2;
 
@@ -73,20 +73,23 @@ pub struct VolumeRecord {
     /// A reboot may have lost writes that were answered but never flushed, and no one has confirmed
     /// yet that no client from before it is still running. Clients on other machines are refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub is_stepped_back: bool,
-    /// Epoch in which the volume last stepped back, or 0. A client that attached in an earlier
+    #[serde(rename = "is_stepped_back")]
+    pub has_lost_writes: bool,
+    /// Epoch in which the volume last lost writes, or 0. A client that attached in an earlier
     /// epoch has seen writes that are gone, even if the loss was accepted since.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub stepped_back_in: u64,
+    #[serde(rename = "stepped_back_in")]
+    pub lost_writes_in: u64,
     /// Seconds since the Unix epoch at which the volume is removed automatically, or 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub expires_at: u64,
     /// Schedule of its automatic snapshots.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Schedule>,
-    /// Volume that its own key was made for; 0 if it uses the pool's key.
+    /// Volume that its dedicated key was made for; 0 if it uses the pool's key.
     #[serde(default, skip_serializing_if = "is_zero_id")]
-    pub own_key: u32,
+    #[serde(rename = "own_key")]
+    pub dedicated_key: u32,
     /// Data destaged from it is looked up among the stored data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_dedup: bool,
@@ -107,11 +110,11 @@ impl VolumeRecord {
             durability,
             is_read_only: false,
             created_at: now,
-            is_stepped_back: false,
-            stepped_back_in: 0,
+            has_lost_writes: false,
+            lost_writes_in: 0,
             expires_at: 0,
             schedule: None,
-            own_key: 0,
+            dedicated_key: 0,
             is_dedup: false,
             state: VolumeState::Present,
         }
@@ -120,16 +123,16 @@ impl VolumeRecord {
     /// The same record, under the key that was made for the volume with this id, or under the
     /// pool's for 0.
     #[must_use]
-    pub fn with_own_key(self, own_key: u32) -> Self {
-        let version = if own_key == 0 { VERSION } else { KEYED_VERSION };
-        VolumeRecord { version, own_key, ..self }
+    pub fn with_dedicated_key(self, dedicated_key: u32) -> Self {
+        let version = if dedicated_key == 0 { VERSION } else { KEYED_VERSION };
+        VolumeRecord { version, dedicated_key, ..self }
     }
 
-    /// Tells whether a client that attached in `epoch`, with the volume stepped back or not at that
+    /// Tells whether a client that attached in `epoch`, with the volume lost writes or not at that
     /// time, has seen writes that are gone.
     #[must_use]
-    pub fn has_stepped_back_since(&self, epoch: Epoch, was_stepped_back: bool) -> bool {
-        epoch.0 < self.stepped_back_in || (self.is_stepped_back && !was_stepped_back)
+    pub fn has_lost_writes_since(&self, epoch: Epoch, had_lost_writes: bool) -> bool {
+        epoch.0 < self.lost_writes_in || (self.has_lost_writes && !had_lost_writes)
     }
 
     /// The record of the volume as a snapshot shows it, which its clients are told. Never stored.
@@ -140,7 +143,7 @@ impl VolumeRecord {
             size_bytes: snapshot.size_bytes,
             is_read_only: true,
             created_at: snapshot.created_at,
-            is_stepped_back: false,
+            has_lost_writes: false,
             schedule: None,
             ..self.clone()
         }
@@ -173,7 +176,7 @@ impl VolumeRecord {
         if record.id == 0 {
             return Err(Error::new(ErrorKind::Corrupt, "decode volume record: id is 0"));
         }
-        if (record.version == KEYED_VERSION) != (record.own_key != 0) {
+        if (record.version == KEYED_VERSION) != (record.dedicated_key != 0) {
             let what = "decode volume record: its key does not fit its version";
             return Err(Error::new(ErrorKind::Corrupt, what));
         }
@@ -210,7 +213,7 @@ mod tests {
         assert_eq!(record.encode(), with.as_bytes());
         assert_eq!(VolumeRecord::decode(with.as_bytes()).unwrap(), record);
         let keyed = r#"{"version":2,"id":7,"name":"db","size_bytes":1073741824,"durability":"flush","is_read_only":false,"created_at":1700000000,"own_key":3,"state":"present"}"#;
-        let record = VolumeRecord::decode(golden.as_bytes()).unwrap().with_own_key(3);
+        let record = VolumeRecord::decode(golden.as_bytes()).unwrap().with_dedicated_key(3);
         assert_eq!(record.encode(), keyed.as_bytes());
         assert_eq!(VolumeRecord::decode(keyed.as_bytes()).unwrap(), record);
         // A reader of version 1 would not see the key.

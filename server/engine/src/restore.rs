@@ -44,7 +44,7 @@ use tiering::fail_point;
 use tiering::listing::{EMPTY_LOOK_COUNT, HELD_COUNT_MAX, list_all, pause_before};
 use tiering::map::database::{manifest_folder, manifest_path};
 use tiering::{
-    HydrateCounts, HydrateOptions, HydrateProgress, Lacking, LeftOut, RestoredStore, Tier,
+    Excluded, HydrateCounts, HydrateOptions, HydrateProgress, Lacking, RestoredStore, Tier,
 };
 use tokio::sync::watch;
 use uuid::Uuid;
@@ -105,7 +105,8 @@ pub struct Origin {
     /// Seconds since 1970.
     pub created_at: u64,
     /// The pool has everything that the copy has, and no longer needs it.
-    pub is_whole: bool,
+    #[serde(rename = "is_whole")]
+    pub is_complete: bool,
     /// Segments that the copy lacked.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub lost_count: u64,
@@ -144,7 +145,7 @@ pub async fn store_of(
     clock: &Arc<dyn Clock>,
 ) -> Result<(Store, Option<Restored>)> {
     let Some(origin) = read(&store, key, pool).await? else { return Ok((store, None)) };
-    if origin.is_whole {
+    if origin.is_complete {
         let (progress, decision) = (Arc::default(), Decision::default());
         let clock = clock.clone();
         return Ok((store, Some(Restored { origin, objects: None, progress, clock, decision })));
@@ -180,15 +181,15 @@ impl Restored {
     }
 
     /// Segments that the copy lacked on purpose.
-    pub fn left_out(&self) -> Option<LeftOut> {
-        let left_out = self.origin.state.left_out()?;
+    pub fn excluded(&self) -> Option<Excluded> {
+        let excluded = self.origin.state.excluded()?;
         let first_new_volume = self.origin.first_new_volume.map(VolumeId);
-        Some(LeftOut { first_new_volume, ..left_out })
+        Some(Excluded { first_new_volume, ..excluded })
     }
 
-    /// Like [`Restored::left_out`], for a check: a whole pool must lack nothing.
-    pub fn lacks(&self) -> Option<LeftOut> {
-        self.left_out().filter(|_| !self.origin.is_whole)
+    /// Like [`Restored::excluded`], for a check: a whole pool must lack nothing.
+    pub fn lacks(&self) -> Option<Excluded> {
+        self.excluded().filter(|_| !self.origin.is_complete)
     }
 
     /// Progress of fetching since the start.
@@ -212,7 +213,7 @@ impl Restored {
             bytes_per_second: origin.bytes_per_second,
             ..HydrateOptions::default()
         };
-        if origin.only.is_some() && !origin.is_whole {
+        if origin.only.is_some() && !origin.is_complete {
             options.dead_patience = DEAD_PATIENCE;
             options.counting_patience = COUNTING_PATIENCE;
             let first_new = origin.first_new_volume.map(VolumeId);
@@ -230,10 +231,10 @@ impl Restored {
         }
         loop {
             let done = match &self.objects {
-                Some(objects) if !origin.is_whole => {
+                Some(objects) if !origin.is_complete => {
                     options.given_up = self.decision.given_up();
                     match self.fetch(tier, objects, options.clone()).await {
-                        Ok(lacking) if !objects.is_whole() => {
+                        Ok(lacking) if !objects.is_complete() => {
                             self.wait_lacking(tier, &lacking).await;
                             continue;
                         }
@@ -278,12 +279,12 @@ impl Restored {
                     if let Ok(Some(newest)) = read(store, key, origin.pool).await {
                         origin = newest;
                     }
-                    if origin.is_whole {
+                    if origin.is_complete {
                         tier.set_dedup_floor(0);
                         whole.send_replace(true);
                     }
                 }
-                Err(error) if origin.is_whole => {
+                Err(error) if origin.is_complete => {
                     let report = pin_stays(&origin, &error);
                     tier.conditions().raise(ConditionKind::RestoreFailing, &origin.url, report);
                 }
@@ -366,7 +367,7 @@ async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -
             *origin = newest;
             return Ok(());
         }
-        // The knowledge of an overtaken owner must not replace that of its successor.
+        // The knowledge of an superseded owner must not replace that of its successor.
         _ => {
             let what = "change the link of a restored pool: another owner has changed it since";
             return Err(Error::new(ErrorKind::Fenced, what));
@@ -383,7 +384,7 @@ async fn note(store: &Store, key: &PoolKey, origin: &mut Origin, next: Origin) -
 
 /// Records durably that the copy is no longer needed.
 async fn end(store: &Store, key: &PoolKey, origin: &mut Origin, lost_count: u64) -> Result<()> {
-    let whole = Origin { is_whole: true, lost_count, ..origin.clone() };
+    let whole = Origin { is_complete: true, lost_count, ..origin.clone() };
     note(store, key, origin, whole).await?;
     if lost_count == 0 {
         tracing::info!(
@@ -436,7 +437,7 @@ pub struct PoolOfCopy {
     /// Bytes of segments in the state.
     pub segment_bytes: u64,
     /// Volumes that are behind the others in the state.
-    pub aside_count: u64,
+    pub stalled_count: u64,
     /// The snapshot that the volumes will show.
     pub snapshot: Option<String>,
     /// Volumes that have no such snapshot, and stay as they are in the state.
@@ -444,7 +445,7 @@ pub struct PoolOfCopy {
     /// New name of the only volume, if it differs from the name in the copy.
     pub volume_name: Option<String>,
     /// Volumes of the state that the pool will not have.
-    pub left_out: Vec<String>,
+    pub excluded: Vec<String>,
 }
 
 /// Turns the configured store into a pool that shows the newest state of a copy, or the requested part of it. The next
@@ -523,7 +524,7 @@ pub async fn restore(
                 pin: pin.name(),
                 bytes_per_second,
                 created_at: config.clock.unix_seconds(),
-                is_whole: false,
+                is_complete: false,
                 lost_count: 0,
                 nonce: to_hex(&random_bytes::<16>()),
             };
@@ -553,11 +554,11 @@ pub async fn restore(
         state: origin.state.number,
         as_of: origin.state.as_of,
         segment_bytes: origin.state.segment_bytes,
-        aside_count: origin.state.aside_count,
+        stalled_count: origin.state.stalled_count,
         snapshot: origin.snapshot,
         without_snapshot: choice.without_snapshot,
         volume_name: choice.volume_name,
-        left_out: choice.left_out,
+        excluded: choice.excluded,
     })
 }
 
@@ -680,7 +681,7 @@ mod tests {
             epoch: 9,
             destaged_lsn: 123_456,
             commit_number: 280,
-            aside_count: 0,
+            stalled_count: 0,
             segment_count: 40,
             segment_bytes: 1 << 30,
             table_count: 5,
@@ -703,7 +704,7 @@ mod tests {
             pin: "copy/pins/1".to_owned(),
             bytes_per_second: None,
             created_at: 1,
-            is_whole: false,
+            is_complete: false,
             lost_count: 0,
             nonce: to_hex(&random_bytes::<16>()),
         };
@@ -713,7 +714,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_owner_that_was_overtaken_does_not_take_the_link_back() {
+    async fn an_owner_that_was_superseded_does_not_take_the_link_back() {
         let (faulty, key) = (FaultyStore::new(Fault::None), PoolKey::new([7; 32]));
         let store = faulty.store();
         let mut old = linked(&store, &key).await;
@@ -722,7 +723,7 @@ mod tests {
         let mut new = old.clone();
         let chosen = Origin { first_new_volume: Some(5), ..new.clone() };
         note(&store, &key, &mut new, chosen).await.unwrap();
-        let whole = Origin { is_whole: true, ..new.clone() };
+        let whole = Origin { is_complete: true, ..new.clone() };
         note(&store, &key, &mut new, whole).await.unwrap();
         let late = Origin { first_new_volume: Some(4), ..old.clone() };
         let refused = note(&store, &key, &mut old, late).await.unwrap_err();

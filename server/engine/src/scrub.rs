@@ -1,11 +1,11 @@
-//! Scrub: a job that verifies every segment of the pool's store, and mends damage from copies where
+//! Scrub: a job that verifies every segment of the pool's store, and repairs damage from copies where
 //! it can.
 //!
 //! Invariants:
 //! - Its progress and findings are a chain of documents in the pool's store. After a stop, a kill
 //!   or a change of owner it continues behind the last document, which repeats at most a minute's
 //!   work.
-//! - It runs in the slow lane and keeps to its pace. A passing cause, like a store that is away,
+//! - It runs in the background runtime and keeps to its pace. A passing cause, like a store that is away,
 //!   makes it wait; only the user ends it early.
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ const LOOK: Duration = Duration::from_secs(600);
 /// requests.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// A segment that could not be mended.
+/// A segment that could not be repaired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BadSegment {
@@ -96,7 +96,8 @@ pub struct ScrubRecord {
     /// Bytes of the objects of those segments.
     pub object_bytes: u64,
     /// Segments that were put back from copies.
-    pub mended_count: u64,
+    #[serde(rename = "mended_count")]
+    pub repaired_count: u64,
     /// Segments that are damaged or missing.
     pub bad_count: u64,
     /// The first bad segments. Those of the run before stay until they are verified again.
@@ -121,7 +122,7 @@ impl ScrubRecord {
             segment_count: 0,
             frame_count: 0,
             object_bytes: 0,
-            mended_count: 0,
+            repaired_count: 0,
             bad_count: 0,
             bad: Vec::new(),
             nonce: String::new(),
@@ -169,8 +170,8 @@ impl ScrubRecord {
         self.object_bytes += u64::from(looked.info.object_bytes);
         match &looked.finding {
             Finding::Whole { frame_count } => self.frame_count += frame_count,
-            Finding::Mended { .. } => {
-                self.mended_count += 1;
+            Finding::Repaired { .. } => {
+                self.repaired_count += 1;
                 self.frame_count += u64::from(looked.info.frame_count);
             }
             Finding::Gone => {}
@@ -221,7 +222,7 @@ struct Inner {
     key: PoolKey,
     id: Uuid,
     /// The pool no longer needs the copy that it was restored from.
-    is_whole: watch::Receiver<bool>,
+    is_complete: watch::Receiver<bool>,
     state: Mutex<State>,
     /// Serialises the writing of documents.
     saving: tokio::sync::Mutex<()>,
@@ -317,11 +318,11 @@ impl Scrub {
         store: Store,
         key: PoolKey,
         id: Uuid,
-        is_whole: watch::Receiver<bool>,
+        is_complete: watch::Receiver<bool>,
     ) -> Scrub {
         let (state, saving, wake) =
             (Mutex::default(), tokio::sync::Mutex::default(), Notify::new());
-        let inner = Inner { pool, store, key, id, is_whole, state, saving, wake };
+        let inner = Inner { pool, store, key, id, is_complete, state, saving, wake };
         Scrub { inner: Arc::new(inner), job: Mutex::default(), is_serving: false, failure: None }
     }
 
@@ -381,7 +382,7 @@ impl Scrub {
             let what = "start a scrub: its pace and the time between two are not 0";
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        if !*self.inner.is_whole.borrow() {
+        if !*self.inner.is_complete.borrow() {
             let what = "start a scrub: the pool is still being fetched from the copy that it was restored from, and is \
                         verified on its way; `spindle status` says how far it is";
             return Err(Error::new(ErrorKind::Busy, what));
@@ -596,8 +597,8 @@ impl Inner {
             return Ok(left.min(LOOK));
         }
         // A restored pool is verified while it is fetched.
-        let mut is_whole = self.is_whole.clone();
-        let _ = is_whole.wait_for(|is_whole| *is_whole).await;
+        let mut is_complete = self.is_complete.clone();
+        let _ = is_complete.wait_for(|is_complete| *is_complete).await;
         let begun_at = self.clock().now();
         let looked = tier.scrub_next(record.position).await?;
         let looked = looked.filter(|looked| looked.info.number.0 < record.until);
@@ -611,7 +612,7 @@ impl Inner {
             .await?;
             tracing::info!(
                 segments = record.segment_count,
-                mended = record.mended_count,
+                repaired = record.repaired_count,
                 bad = record.bad_count,
                 "a scrub has looked at every segment"
             );

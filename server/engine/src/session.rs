@@ -7,8 +7,8 @@
 //! - A session that was opened as a reader never changes anything.
 
 use crate::asker::Asker;
-use crate::claims::{Claim, Gate, Passed};
 use crate::record::Durability;
+use crate::reservations::{Permit, PermitUse, Reservation};
 use crate::volume::Volume;
 use block::{
     AllocationExtent, BlockDevice, Error, ErrorKind, Limits, PayloadBuffer, Result, WriteFlags,
@@ -26,39 +26,53 @@ pub struct Attachment {
     /// Its user was told that flushes are not needed, and never flushes: every write is on stable
     /// storage before it is acknowledged, even if the volume's durability changes.
     is_write_through: bool,
-    claim: Option<Claim>,
+    reservation: Option<Reservation>,
 }
 
 impl Attachment {
     /// Makes the session of a client. `is_remote`: the client survives a reboot of this machine.
-    /// Without a claim it may change nothing, even if the volume becomes writable.
+    /// Without a reservation it may change nothing, even if the volume becomes writable.
     #[must_use]
-    pub fn of_client(volume: Arc<Volume>, is_remote: bool, claim: Option<Claim>) -> Attachment {
-        let is_reader = claim.is_none();
-        Attachment { volume, is_remote, is_reader, is_write_through: false, claim }
+    pub fn of_client(
+        volume: Arc<Volume>,
+        is_remote: bool,
+        reservation: Option<Reservation>,
+    ) -> Attachment {
+        let is_reader = reservation.is_none();
+        Attachment { volume, is_remote, is_reader, is_write_through: false, reservation }
     }
 
     /// Resolves when the session was ended: another client, or an operator, has taken the volume.
     pub async fn revoked(&self) {
-        match &self.claim {
-            Some(claim) => claim.revoked().await,
+        match &self.reservation {
+            Some(reservation) => reservation.revoked().await,
             None => std::future::pending().await,
         }
     }
 
-    /// Makes the view for a device of this machine, whose claim the caller keeps.
+    /// Makes the view for a device of this machine, whose reservation the caller keeps.
     /// `is_write_through`: the kernel is told that it has no volatile cache.
     pub fn local(volume: Arc<Volume>, is_write_through: bool) -> Attachment {
-        Attachment { volume, is_remote: false, is_reader: false, is_write_through, claim: None }
+        Attachment {
+            volume,
+            is_remote: false,
+            is_reader: false,
+            is_write_through,
+            reservation: None,
+        }
     }
 
-    /// Passes the gate for one request, which holds the result: see [`crate::claims`].
-    fn pass(&self) -> Result<Option<Passed<'_>>> {
-        self.claim.as_ref().and_then(Claim::gate).map(|gate| gate.pass()).transpose()
+    /// Passes the gate for one request, which holds the result: see [`crate::reservations`].
+    fn pass(&self) -> Result<Option<PermitUse<'_>>> {
+        self.reservation
+            .as_ref()
+            .and_then(Reservation::permit)
+            .map(|permit| permit.pass())
+            .transpose()
     }
 
     /// Like [`Attachment::pass`], for a change.
-    fn pass_change(&self) -> Result<Option<Passed<'_>>> {
+    fn pass_change(&self) -> Result<Option<PermitUse<'_>>> {
         if self.is_reader {
             let what = format!(
                 "change volume {}: it was read-only when this client connected; connect anew to write",
@@ -131,8 +145,8 @@ impl BlockDevice for Attachment {
 
     async fn resize(&self, size_bytes: u64) -> Result<()> {
         let passed = self.pass_change()?;
-        let gate = self.claim.as_ref().and_then(Claim::gate);
-        let passed_on = gate.map(Gate::pass_on).transpose()?;
+        let permit = self.reservation.as_ref().and_then(Reservation::permit);
+        let passed_on = permit.map(Permit::pass_on).transpose()?;
         drop(passed);
         // Run it in a task of its own: if the client disconnects, the entry is taken back or the
         // resize is completed.

@@ -11,8 +11,8 @@ mod keys;
 mod progress;
 mod stalled;
 
-pub use self::progress::{Aside, DestageProgress};
-use self::stalled::{AsideVolumes, asides_at_start};
+pub use self::progress::{DestageProgress, StalledVolume};
+use self::stalled::{StalledVolumes, stalled_volumes_at_start};
 use crate::conditions;
 use crate::names::RECORD_BYTES_MAX;
 use crate::ranges::Ranges;
@@ -48,38 +48,38 @@ pub(crate) struct Shared {
     change_locks: Mutex<HashMap<VolumeId, Arc<RwLock<()>>>>,
     /// Sectors of each volume that are being changed.
     ranges: Mutex<HashMap<VolumeId, Arc<Ranges>>>,
-    pub(crate) aside: Mutex<AsideVolumes>,
-    /// Some volume is aside. The list is looked at only then.
-    pub(crate) is_any_aside: AtomicBool,
-    pub(crate) is_late_wanted: AtomicBool,
-    /// Some volume's own key is gone.
+    pub(crate) stalled: Mutex<StalledVolumes>,
+    /// Some volume is stalled. The list is looked at only then.
+    pub(crate) is_any_stalled: AtomicBool,
+    pub(crate) is_catch_up_wanted: AtomicBool,
+    /// Some volume's dedicated key is gone.
     pub(crate) is_any_keyless: AtomicBool,
-    /// Number of rounds begun and ended in which volumes that are aside were tried again.
-    pub(crate) late_begun: AtomicU64,
-    pub(crate) late_ended: watch::Sender<u64>,
+    /// Number of rounds begun and ended in which volumes that are stalled were tried again.
+    pub(crate) catch_up_begun: AtomicU64,
+    pub(crate) catch_up_ended: watch::Sender<u64>,
     /// Step at which a test ends the pool.
     #[cfg(test)]
     pub(crate) ends_at: Mutex<Option<&'static str>>,
-    /// Volume whose side files cannot be written, as on a full disk.
+    /// Volume whose spill files cannot be written, as on a full disk.
     #[cfg(test)]
     pub(crate) spill_fails_of: Mutex<Option<VolumeId>>,
 }
 
 impl Shared {
-    /// Creates the state from an opened log and tier. Volumes in `missing` lack a side file.
+    /// Creates the state from an opened log and tier. Volumes in `missing` lack a spill file.
     pub(crate) fn new(log: Log, tier: Tier, missing: &[MissingSpillFile]) -> Shared {
         let destaged = watch::Sender::new(tier.destaged_lsn());
-        let aside = asides_at_start(&tier, missing);
+        let stalled = stalled_volumes_at_start(&tier, missing);
         Shared {
             change_locks: Mutex::default(),
             names: Mutex::default(),
             ranges: Mutex::default(),
-            is_any_aside: AtomicBool::new(!aside.volumes.is_empty()),
-            aside: Mutex::new(aside),
-            is_late_wanted: AtomicBool::new(false),
+            is_any_stalled: AtomicBool::new(!stalled.volumes.is_empty()),
+            stalled: Mutex::new(stalled),
+            is_catch_up_wanted: AtomicBool::new(false),
             is_any_keyless: AtomicBool::new(false),
-            late_begun: AtomicU64::new(0),
-            late_ended: watch::Sender::new(0),
+            catch_up_begun: AtomicU64::new(0),
+            catch_up_ended: watch::Sender::new(0),
             #[cfg(test)]
             ends_at: Mutex::default(),
             #[cfg(test)]
@@ -195,7 +195,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Lets a test keep side files from being written.
+    /// Lets a test keep spill files from being written.
     #[cfg(test)]
     pub(crate) fn check_spill(&self, volume: VolumeId) -> Result<()> {
         match *self.spill_fails_of.lock() == Some(volume) {
@@ -254,7 +254,7 @@ impl Shared {
     pub(crate) fn begin_closing(&self) {
         self.is_closing.store(true, Ordering::Release);
         self.destaged.send_modify(|_| ());
-        self.late_ended.send_modify(|_| ());
+        self.catch_up_ended.send_modify(|_| ());
     }
 
     /// Stops acknowledging: another epoch owns the pool, or the log cannot be trusted.
@@ -265,7 +265,7 @@ impl Shared {
         self.log.fail(error);
         // Wakes all waiters: the progress that they wait for will not come.
         self.destaged.send_modify(|_| ());
-        self.late_ended.send_modify(|_| ());
+        self.catch_up_ended.send_modify(|_| ());
     }
 }
 

@@ -3,11 +3,11 @@
 //! Invariants:
 //! - Nothing is cached, so that reads use the bytes of the store.
 
-use crate::claims::Claims;
 use crate::config::{DataConfig, PoolConfig};
 use crate::copies::target::{Pin, Target};
 use crate::destage::DestageOptions;
 use crate::pool::Pool;
+use crate::reservations::Reservations;
 use crate::volume_keys::VolumeKeyRing;
 use block::env::{Clock, SystemClock};
 use block::seal::{Algorithm, PoolKey};
@@ -170,8 +170,8 @@ pub fn pool_config(place: &Path, dir: &str) -> PoolConfig {
 }
 
 /// Opens the reservations in `dir`, of no client.
-pub fn claims(dir: &Path) -> Arc<Claims> {
-    Arc::new(Claims::open(dir, Epoch(1), Epoch(0), |_, _, _| true).unwrap())
+pub fn reservations(dir: &Path) -> Arc<Reservations> {
+    Arc::new(Reservations::open(dir, Epoch(1), Epoch(0), |_, _, _| true).unwrap())
 }
 
 /// The documents of a copy, besides those that a pool has too.

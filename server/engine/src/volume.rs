@@ -163,7 +163,7 @@ impl Volume {
         self.update_alone(change).await
     }
 
-    /// Like [`Volume::update_record`], but accepts a volume with a missing side file, as its record is here. Must not
+    /// Like [`Volume::update_record`], but accepts a volume with a missing spill file, as its record is here. Must not
     /// change its size.
     pub(crate) async fn update_record_of_any(
         &self,

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - They have the same names as the pool's exports, and are read-only.
-//! - A volume whose own key the copy lacks is refused by name. So is a volume whose state in the
+//! - A volume whose dedicated key the copy lacks is refused by name. So is a volume whose state in the
 //!   copy is older than that of the others, with its snapshots from then on: their contents would
 //!   be wrong. The others are served.
 
@@ -31,7 +31,7 @@ struct Shown {
     refusal: Option<&'static str>,
 }
 
-const KEYLESS: &str = "the copy lacks the volume's own key";
+const KEYLESS: &str = "the copy lacks the volume's dedicated key";
 const BEHIND: &str = "the copy does not have all that the volume was written up to then, but an earlier state of it than of the \
                       other volumes; restore the copy, and take it as it is there with `spindle volume accept-loss`";
 /// Snapshots listed to a client that asks for all exports. Chosen by hand: a snapshot is found by
@@ -51,7 +51,7 @@ impl CopyExports {
     /// # Errors
     /// `Corrupt` and `Unsupported` for records that cannot be read.
     pub(crate) fn new(tier: Tier, has_volume: impl Fn(u32) -> bool) -> Result<CopyExports> {
-        let (keys, asides) = (tier.volume_keys().clone(), tier.asides());
+        let (keys, stalled_volumes) = (tier.volume_keys().clone(), tier.stalled_volumes());
         let (mut shown, mut names) = (BTreeMap::new(), BTreeMap::new());
         for (volume, record) in tier.volume_records() {
             let record = VolumeRecord::decode(&record)?;
@@ -59,8 +59,10 @@ impl CopyExports {
                 continue;
             }
             let keyless = (!keys.has(record.key())).then_some(KEYLESS);
-            let behind_from =
-                asides.get(&volume).and_then(|files| files.first()).map(|file| file.first_lsn);
+            let behind_from = stalled_volumes
+                .get(&volume)
+                .and_then(|files| files.first())
+                .map(|file| file.first_lsn);
             let refusal = keyless.or(behind_from.map(|_| BEHIND));
             if let Some(why) = refusal {
                 tracing::warn!(volume = %record.name, why, "a volume of the copy is not served");
@@ -126,9 +128,9 @@ impl Exports for CopyExports {
     }
 
     async fn open(&self, name: &str, client: &Client) -> Result<Arc<CopyView>> {
-        if client.claim.is_some() {
+        if client.reservation.is_some() {
             let what = format!(
-                "open export {name:?}: nobody can write a copy, so there is nothing to claim; connect without a claim"
+                "open export {name:?}: nobody can write a copy, so there is nothing to reserve; connect without a reservation"
             );
             return Err(Error::new(ErrorKind::Invalid, what));
         }

@@ -11,11 +11,11 @@
 
 use block::env::boot_id;
 use block::{BlockDevice, Error, ErrorKind, Limits, Result};
-use engine::claims::{self, Claims, Connection};
 use engine::pool::Pool;
+use engine::reservations::{self, Connection, Reservations};
 use engine::session::Attachment;
 use engine::volume::Volume;
-use nbd::wire::{ClaimRequest, Intent};
+use nbd::wire::{Intent, ReservationRequest};
 use nbd::{Client, Export, Exports, Peer};
 use std::sync::Arc;
 
@@ -26,14 +26,14 @@ const LISTED_SNAPSHOTS_MAX: usize = 1000;
 /// Exports of the NBD server.
 pub struct PoolExports {
     pool: Arc<Pool>,
-    claims: Arc<Claims>,
+    reservations: Arc<Reservations>,
 }
 
 impl PoolExports {
-    /// Serves every volume of `pool`, including those made later, as far as `claims` allows.
+    /// Serves every volume of `pool`, including those made later, as far as `reservations` allows.
     #[must_use]
-    pub(crate) fn new(pool: Arc<Pool>, claims: Arc<Claims>) -> Self {
-        PoolExports { pool, claims }
+    pub(crate) fn new(pool: Arc<Pool>, reservations: Arc<Reservations>) -> Self {
+        PoolExports { pool, reservations }
     }
 
     fn find(&self, name: &str) -> Result<Arc<Volume>> {
@@ -64,7 +64,7 @@ impl PoolExports {
 /// Reports whether a client may continue when this machine reboots. A client that has identified
 /// itself may come from another machine by a tunnel or a forwarded socket.
 fn outlives_this_machine(client: &Client) -> bool {
-    if client.claim.as_ref().is_some_and(|said| said.boot != boot_id().into_bytes()) {
+    if client.reservation.as_ref().is_some_and(|said| said.boot != boot_id().into_bytes()) {
         return true;
     }
     match client.peer {
@@ -73,13 +73,13 @@ fn outlives_this_machine(client: &Client) -> bool {
     }
 }
 
-/// Translates a claim as the wire carries it.
-fn request_of(said: &ClaimRequest) -> claims::ClaimRequest {
-    claims::ClaimRequest {
+/// Translates a reservation as the wire carries it.
+fn request_of(said: &ReservationRequest) -> reservations::ReservationRequest {
+    reservations::ReservationRequest {
         intent: match said.intent {
-            Intent::Attach => claims::Intent::Attach,
-            Intent::Go => claims::Intent::Go,
-            Intent::Release => claims::Intent::Release,
+            Intent::Attach => reservations::Intent::Attach,
+            Intent::Go => reservations::Intent::Go,
+            Intent::Release => reservations::Intent::Release,
         },
         is_shared: said.is_shared,
         connection: said.connection,
@@ -109,14 +109,14 @@ impl Exports for PoolExports {
     async fn open(&self, name: &str, client: &Client) -> Result<Arc<Attachment>> {
         let volume = self.find(name)?;
         let is_remote = outlives_this_machine(client);
-        if volume.is_snapshot() && client.claim.is_some() {
+        if volume.is_snapshot() && client.reservation.is_some() {
             let what = format!(
-                "open export {name:?}: a snapshot is not attached as a volume is; connect without a claim"
+                "open export {name:?}: a snapshot is not attached as a volume is; connect without a reservation"
             );
             return Err(Error::new(ErrorKind::Invalid, what));
         }
         let record = volume.record();
-        if is_remote && record.is_stepped_back {
+        if is_remote && record.has_lost_writes {
             let what = format!(
                 "open export {name:?}: writes that were answered may be gone since a reboot, a take-over, or a loss or \
                  failure of the write log, and a client that goes on could find that out too late; unmount or restart \
@@ -125,35 +125,35 @@ impl Exports for PoolExports {
             );
             return Err(Error::new(ErrorKind::Denied, what));
         }
-        let said = client.claim.as_ref();
+        let said = client.reservation.as_ref();
         if said.is_some_and(|said| said.export != name) {
-            let what = format!("open export {name:?}: this client has claimed another");
+            let what = format!("open export {name:?}: this client has reserved another");
             return Err(Error::new(ErrorKind::Invalid, what));
         }
         // The volume may become writable while it is attached, or while its client is away. A
-        // snapshot never does, and needs no claim.
-        let claim = match volume.is_snapshot() || (record.is_read_only && said.is_none()) {
+        // snapshot never does, and needs no reservation.
+        let reservation = match volume.is_snapshot() || (record.is_read_only && said.is_none()) {
             true => None,
             false => {
-                let (id, has_stepped_back) = (record.id, record.is_stepped_back);
+                let (id, has_lost_writes) = (record.id, record.has_lost_writes);
                 let label = client.label();
                 let line: Arc<dyn block::Line> = Arc::new(client.line.clone());
                 let from = Connection { line: Some(line), label: &label };
                 let said = said.map(request_of);
-                let claims = &self.claims;
+                let reservations = &self.reservations;
                 Some(
-                    claims
-                        .connect_from(id, &record.name, has_stepped_back, said.as_ref(), from)
+                    reservations
+                        .connect_from(id, &record.name, has_lost_writes, said.as_ref(), from)
                         .await?,
                 )
             }
         };
-        Ok(Arc::new(Attachment::of_client(volume, is_remote, claim)))
+        Ok(Arc::new(Attachment::of_client(volume, is_remote, reservation)))
     }
 
-    async fn release(&self, claim: &ClaimRequest, _client: &Client) -> Result<()> {
-        let volume = self.find(&claim.export)?;
-        self.claims.release(volume.id().0, &request_of(claim)).await
+    async fn release(&self, reservation: &ReservationRequest, _client: &Client) -> Result<()> {
+        let volume = self.find(&reservation.export)?;
+        self.reservations.release(volume.id().0, &request_of(reservation)).await
     }
 
     async fn revoked(&self, device: &Arc<Attachment>) {
@@ -162,7 +162,7 @@ impl Exports for PoolExports {
 
     async fn describe(&self, name: &str, client: &Client) -> Result<(Export, Limits)> {
         // A query does not attach the client.
-        let anybody = Client { claim: None, ..client.clone() };
+        let anybody = Client { reservation: None, ..client.clone() };
         let device = self.open(name, &anybody).await?;
         let export = Export { name: name.to_owned(), description: String::new() };
         Ok((export, device.limits()))

@@ -10,9 +10,9 @@ use crate::adapters::exports::PoolExports;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use control::manifest::NodeDir;
 use devices::Volumes;
-use engine::claims::{Claim, Claims, ClientInfo};
 use engine::pool::Pool;
 use engine::record::Durability;
+use engine::reservations::{ClientInfo, Reservation, Reservations};
 use engine::session::Attachment;
 use engine::volume::Volume;
 use std::path::Path;
@@ -29,31 +29,31 @@ pub(crate) const FREE_OFFLINE: &str = "remove devices that no daemon is to serve
 /// The volumes of the open pool, and the reservations on them.
 pub struct PoolVolumes {
     pool: Arc<Pool>,
-    claims: Arc<Claims>,
+    reservations: Arc<Reservations>,
 }
 
 /// An open volume of the pool, held as long as this value lives.
 pub struct PoolVolume(Arc<Volume>);
 
 impl PoolVolumes {
-    pub(crate) fn new(pool: Arc<Pool>, claims: Arc<Claims>) -> PoolVolumes {
-        PoolVolumes { pool, claims }
+    pub(crate) fn new(pool: Arc<Pool>, reservations: Arc<Reservations>) -> PoolVolumes {
+        PoolVolumes { pool, reservations }
     }
 
     /// The reservations of devices and clients.
-    pub(crate) fn claims(&self) -> &Arc<Claims> {
-        &self.claims
+    pub(crate) fn reservations(&self) -> &Arc<Reservations> {
+        &self.reservations
     }
 
     /// Clients that have volumes attached.
     pub(crate) fn clients(&self) -> Vec<ClientInfo> {
-        self.claims.list(|volume| self.name_of(VolumeId(volume)))
+        self.reservations.list(|volume| self.name_of(VolumeId(volume)))
     }
 }
 
 impl Volumes for PoolVolumes {
     type Volume = PoolVolume;
-    type Reservation = Claim;
+    type Reservation = Reservation;
     type Exports = PoolExports;
 
     fn find(&self, id: VolumeId) -> Option<PoolVolume> {
@@ -70,24 +70,24 @@ impl Volumes for PoolVolumes {
         record.map_or_else(|| format!("number-{}", id.0), |record| record.name)
     }
 
-    fn reserve(&self, id: VolumeId, name: &str, is_shared: bool) -> Result<Claim> {
-        self.claims.attach(id.0, name, is_shared)
+    fn reserve(&self, id: VolumeId, name: &str, is_shared: bool) -> Result<Reservation> {
+        self.reservations.attach(id.0, name, is_shared)
     }
 
     async fn end_leftovers(&self, id: VolumeId) -> Result<()> {
-        self.claims.end_leftovers(id.0).await
+        self.reservations.end_leftovers(id.0).await
     }
 
     async fn quiesce(&self, id: VolumeId) -> Result<()> {
-        self.claims.settle(id.0).await
+        self.reservations.settle(id.0).await
     }
 
     fn clients_of(&self, id: VolumeId) -> Vec<String> {
-        self.claims.holders_of(id.0)
+        self.reservations.holders_of(id.0)
     }
 
     async fn end_clients(&self, id: VolumeId) -> Result<()> {
-        self.claims.fence(id.0).await.map(drop)
+        self.reservations.fence(id.0).await.map(drop)
     }
 
     fn has_clients(&self) -> bool {
@@ -96,7 +96,7 @@ impl Volumes for PoolVolumes {
 
     fn report_clients(&self) {
         let conditions = self.pool.tier().conditions();
-        self.claims.show_silent(conditions, |volume| self.name_of(VolumeId(volume)));
+        self.reservations.show_silent(conditions, |volume| self.name_of(VolumeId(volume)));
     }
 }
 
@@ -116,11 +116,11 @@ impl devices::Volume for PoolVolume {
     }
 
     fn has_lost_writes(&self) -> bool {
-        self.0.record().is_stepped_back
+        self.0.record().has_lost_writes
     }
 
     fn has_lost_writes_since(&self, epoch: Epoch, had_lost_writes: bool) -> bool {
-        self.0.record().has_stepped_back_since(epoch, had_lost_writes)
+        self.0.record().has_lost_writes_since(epoch, had_lost_writes)
     }
 
     fn size_changes(&self) -> watch::Receiver<u64> {
@@ -142,7 +142,7 @@ pub(crate) fn user_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<Str
         return Ok(Some(device));
     }
     let is_meant = |id: u32| volume.is_none_or(|volume| volume.0 == id);
-    let label = engine::claims::label_in(dir, is_meant)?;
+    let label = engine::reservations::label_in(dir, is_meant)?;
     Ok(label.map(|label| format!("a device of client {label}")))
 }
 

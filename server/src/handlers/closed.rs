@@ -40,7 +40,7 @@ fn volumes(pool: &ClosedPool) -> Result<Vec<VolumeInfo>> {
     let (records, snapshots) = (pool.records()?, pool.snapshot_records()?);
     let names: BTreeMap<u32, &str> =
         records.iter().map(|record| (record.id, record.name.as_str())).collect();
-    let (stalled, dedup) = (pool.tier.asides(), pool.tier.dedup_status());
+    let (stalled, dedup) = (pool.tier.stalled_volumes(), pool.tier.dedup_status());
     let retention = pool.config.retention;
     let info = |record: &VolumeRecord| {
         let origin = pool.origin(record, &names, &snapshots);
@@ -117,7 +117,7 @@ async fn status_of(pool: &ClosedPool) -> Result<StatusInfo> {
         restored: pool
             .restored
             .as_ref()
-            .map(|restored| restore_info(restored, restored.origin.is_whole)),
+            .map(|restored| restore_info(restored, restored.origin.is_complete)),
         nbd: None,
         cache: None,
         memory_bytes_max: pool.config.memory_bytes_max,

@@ -10,11 +10,11 @@ use api::restore::PoolFromCopy;
 use config::options;
 use control::keys;
 use devices::remote::RemoteOptions;
-use engine::claims;
 use engine::copies;
 use engine::record::Durability;
 use engine::removal;
 use engine::report::PoolReport;
+use engine::reservations;
 use engine::restore::PoolOfCopy;
 use engine::schedule::Keep;
 use std::time::Duration;
@@ -147,7 +147,7 @@ pub(super) fn attachment(info: devices::AttachmentInfo) -> AttachmentInfo {
     }
 }
 
-pub(super) fn client(info: claims::ClientInfo) -> ClientInfo {
+pub(super) fn client(info: reservations::ClientInfo) -> ClientInfo {
     ClientInfo {
         volume: info.volume,
         label: info.label,
@@ -196,11 +196,11 @@ pub(crate) fn pool_from_copy(made: PoolOfCopy) -> PoolFromCopy {
         recovery_point: made.state,
         as_of: made.as_of,
         segment_bytes: made.segment_bytes,
-        stalled_count: made.aside_count,
+        stalled_count: made.stalled_count,
         snapshot: made.snapshot,
         without_snapshot: made.without_snapshot,
         volume_name: made.volume_name,
-        excluded: made.left_out,
+        excluded: made.excluded,
     }
 }
 

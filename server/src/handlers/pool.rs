@@ -46,7 +46,7 @@ async fn repair_counts(open: &OpenPool, segments: &[u64]) -> Result<Reply> {
 
 /// Adds the names of the volumes that keep the store from holding everything.
 fn name_stalled(open: &OpenPool, error: Error) -> Error {
-    let stalled = open.pool.destage_progress().aside;
+    let stalled = open.pool.destage_progress().stalled;
     if stalled.is_empty() {
         return error;
     }

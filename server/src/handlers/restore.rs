@@ -10,7 +10,7 @@ use engine::restore::Restored;
 impl AdminPool {
     pub(super) fn restore(&self, open: &OpenPool, request: RestoreRequest) -> Result<Reply> {
         let RestoreRequest::GiveUpMissing {} = request;
-        let restored = open.restored.as_ref().filter(|_| !*open.is_whole.borrow());
+        let restored = open.restored.as_ref().filter(|_| !*open.is_complete.borrow());
         let Some(restored) = restored.filter(|_| !self.is_offline) else {
             let what = "give up what the copy lacks: no daemon is fetching this pool from a copy";
             return Err(Error::new(ErrorKind::Invalid, what));

@@ -51,7 +51,7 @@ pub(super) fn scrub_info(status: ScrubStatus) -> ScrubInfo {
     info.segment_count = record.segment_count;
     info.frame_count = record.frame_count;
     info.object_bytes = record.object_bytes;
-    info.repaired_count = record.mended_count;
+    info.repaired_count = record.repaired_count;
     info.bad_count = record.bad_count;
     info.bad = record.bad.into_iter().map(bad).collect();
     info

@@ -69,7 +69,7 @@ impl AdminPool {
     async fn roll_back(&self, open: &OpenPool, snapshot: &str) -> Result<Reply> {
         let of: SnapshotName = snapshot.parse()?;
         let (volume, snapshot) = of.single()?;
-        let _kept = self.keep_detached(open, "roll back", volume).await?;
+        let _kept = self.guard_detached(open, "roll back", volume).await?;
         let id = VolumeId(open.pool.snapshot(volume, snapshot)?.record.volume);
         let check = self.check_id_detached(open, "roll back", volume, id);
         let rolled_back = open.pool.roll_back(volume, snapshot, check).await;

@@ -9,7 +9,7 @@ use api::status::{
 };
 use block::{ConditionKind, Conditions};
 use engine::open_pool::OpenPool;
-use engine::state::Aside;
+use engine::state::StalledVolume;
 use std::collections::BTreeMap;
 use tiering::cache::CacheStatus;
 use tiering::{ReclaimStatus, TierStatus};
@@ -34,7 +34,7 @@ impl AdminPool {
         let conditions: Vec<ConditionInfo> =
             open.conditions.list().into_iter().map(ConditionInfo::from).collect();
         let warnings = conditions.iter().map(ConditionInfo::line).collect();
-        let spill_bytes: u64 = progress.aside.values().map(|stalled| stalled.spill_bytes).sum();
+        let spill_bytes: u64 = progress.stalled.values().map(|stalled| stalled.spill_bytes).sum();
         StatusInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pool: manifest.pool.to_string(),
@@ -63,7 +63,7 @@ impl AdminPool {
                 failure_count: progress.failure_count,
                 failure: progress.failure,
                 stalled: progress
-                    .aside
+                    .stalled
                     .into_iter()
                     .map(|(volume, stalled)| stalled_info(open, volume, stalled))
                     .collect(),
@@ -77,7 +77,7 @@ impl AdminPool {
             restored: open
                 .restored
                 .as_ref()
-                .map(|restored| restore_info(restored, *open.is_whole.borrow())),
+                .map(|restored| restore_info(restored, *open.is_complete.borrow())),
             nbd: self.nbd.as_ref().map(|server| nbd_info(server.status())),
             cache: tier.frames.cache.as_ref().map(cache_info),
             tier: tier_info(tier),
@@ -105,7 +105,7 @@ pub(super) fn tier_info(tier: TierStatus) -> TierInfo {
         store_frame_count: tier.frames.store_frame_count,
         store_refetch_count: tier.frames.store_refetch_count,
         store_bad_count: tier.frames.store_bad_count,
-        repaired_count: tier.mended_count,
+        repaired_count: tier.repaired_count,
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) fn condition_counts(conditions: &Conditions) -> BTreeMap<String, Cond
     counts.collect()
 }
 
-fn stalled_info(open: &OpenPool, volume: u32, stalled: Aside) -> StalledInfo {
+fn stalled_info(open: &OpenPool, volume: u32, stalled: StalledVolume) -> StalledInfo {
     StalledInfo {
         volume,
         name: name_of(open, volume),

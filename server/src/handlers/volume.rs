@@ -16,7 +16,7 @@ impl AdminPool {
         let pool = &open.pool;
         let record = match request {
             VolumeRequest::Create { name, size_bytes, durability, dedicated_key, dedup } => {
-                let traits = VolumeTraits { own_key: dedicated_key, dedup };
+                let traits = VolumeTraits { dedicated_key: dedicated_key, dedup };
                 let durability = convert::durability_in(durability);
                 let made = pool.create_volume_with(&name, size_bytes, durability, traits);
                 made.await?.record()
@@ -36,12 +36,12 @@ impl AdminPool {
                 return self.erase(open, &name).await;
             }
             VolumeRequest::Remove { name, mode } => {
-                let _kept = self.keep_detached(open, "remove", &name).await?;
+                let _kept = self.guard_detached(open, "remove", &name).await?;
                 pool.remove_volume(&name, mode == RemoveMode::Now).await?
             }
             VolumeRequest::Restore { name } => pool.restore_volume(&name).await?,
             VolumeRequest::AcceptLoss { name, discard_local_writes } => {
-                pool.accept_step_back(&name, discard_local_writes).await?
+                pool.accept_loss(&name, discard_local_writes).await?
             }
             VolumeRequest::Rename { name, new_name } => self.rename(open, &name, &new_name).await?,
             VolumeRequest::Promote { name } => pool.promote_volume(&name).await?,
@@ -65,7 +65,7 @@ impl AdminPool {
         let volume = open.pool.volume(name).map(|volume| volume.record().size_bytes);
         let is_smaller = shrink && volume.is_some_and(|now| size_bytes < now);
         let _kept = match is_smaller {
-            true => self.keep_detached(open, "shrink", name).await?,
+            true => self.guard_detached(open, "shrink", name).await?,
             false => None,
         };
         // Not `shrink`: the volume may have been enlarged since.
@@ -78,7 +78,7 @@ impl AdminPool {
     }
 
     async fn erase(&self, open: &OpenPool, name: &str) -> Result<Reply> {
-        let _kept = self.keep_detached(open, "erase", name).await?;
+        let _kept = self.guard_detached(open, "erase", name).await?;
         open.pool.erase_volume(name).await?;
         let mut message = format!("volume {name} is erased: its key is destroyed");
         let copies = self.copies.wait_without_destroyed_keys().await;
@@ -93,7 +93,7 @@ impl AdminPool {
     }
 
     async fn rename(&self, open: &OpenPool, name: &str, new_name: &str) -> Result<VolumeRecord> {
-        let _kept = self.keep_detached(open, "rename", name).await?;
+        let _kept = self.guard_detached(open, "rename", name).await?;
         if open.config.volumes.iter().any(|volume| volume.name == name) {
             let what = format!(
                 "rename volume {name}: the configuration names it, so the next start would make an empty one; \
@@ -126,11 +126,11 @@ pub(super) struct VolumeSeen {
 
 /// Reports on a record.
 fn volume_info(open: &OpenPool, record: &VolumeRecord) -> VolumeInfo {
-    let aside = open.pool.destage_progress().aside.remove(&record.id);
+    let stalled = open.pool.destage_progress().stalled.remove(&record.id);
     let seen = VolumeSeen {
-        is_closed: aside.as_ref().is_some_and(|aside| aside.is_closed)
+        is_closed: stalled.as_ref().is_some_and(|stalled| stalled.is_closed)
             || open.pool.is_keyless(record),
-        is_stalled: aside.is_some(),
+        is_stalled: stalled.is_some(),
         origin: open.pool.origin(record),
         retention: open.config.retention,
     };
@@ -157,13 +157,13 @@ pub(super) fn volume_info_of(
         created_at: record.created_at,
         removed_at,
         purge_at: removed_at.map(|at| at.saturating_add(retention.as_secs())),
-        has_lost_writes: record.is_stepped_back,
+        has_lost_writes: record.has_lost_writes,
         is_closed,
         is_stalled,
         origin: origin.as_ref().map(|origin| origin.name.clone()),
         promoted_bytes: origin.and_then(|origin| origin.promoted_bytes),
         expires_at: Some(record.expires_at).filter(|at| *at != 0),
-        dedicated_key: Some(record.own_key).filter(|id| *id != 0),
+        dedicated_key: Some(record.dedicated_key).filter(|id| *id != 0),
         dedup: dedup_info([record].into_iter(), dedup),
         warning: None,
     }

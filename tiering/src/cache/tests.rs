@@ -492,8 +492,8 @@ async fn damage_of_any_kind_never_panics_and_every_frame_can_be_told() {
         for (info, object, frames) in &segments {
             for &at in frames {
                 let Some(bytes) = get(&cache, info, at) else { continue };
-                let is_whole = verify_frame(&info.id, at, &bytes).is_ok();
-                assert_eq!(is_whole, bytes == stored(object, at), "SEED={seed} {at:?}");
+                let is_complete = verify_frame(&info.id, at, &bytes).is_ok();
+                assert_eq!(is_complete, bytes == stored(object, at), "SEED={seed} {at:?}");
             }
         }
         let (info, object, frames) = segment(&mut rng, 60);

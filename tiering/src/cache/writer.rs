@@ -591,8 +591,9 @@ impl Writer {
         let end = position + u64::from(header.pack_bytes);
         let is_here = u64::from(header.position) == position && end <= self.shared.region_bytes;
         // In a truncated file, a pack must not promise readers anything past the end.
-        let is_whole = is_here && self.start_of(region) + end <= self.shared.file.size_bytes()?;
-        Ok(is_whole.then_some(header))
+        let is_complete =
+            is_here && self.start_of(region) + end <= self.shared.file.size_bytes()?;
+        Ok(is_complete.then_some(header))
     }
 
     fn start_of(&self, region: usize) -> u64 {

@@ -187,7 +187,7 @@ impl Hydrator {
             own,
             lacking: Lacking::default(),
             bad_table: None,
-            left_out: Own::new(),
+            excluded: Own::new(),
             uncounted: Own::new(),
             counting_patience: options.counting_patience,
         };
@@ -260,7 +260,7 @@ struct Hydration<'a> {
     /// Error of the first table that could not be fetched.
     bad_table: Option<Error>,
     /// Segments that the copy lacks on purpose and nothing references.
-    left_out: Own,
+    excluded: Own,
     /// Segments that the copy lacks on purpose but that the counts still show as referenced.
     uncounted: Own,
     counting_patience: Duration,
@@ -270,7 +270,7 @@ impl Hydration<'_> {
     fn is_missing(&self, info: &SegmentInfo) -> bool {
         info.number.0 < self.below
             && self.own.get(&info.number.0) != Some(&info.id)
-            && self.left_out.get(&info.number.0) != Some(&info.id)
+            && self.excluded.get(&info.number.0) != Some(&info.id)
             && self.uncounted.get(&info.number.0) != Some(&info.id)
             && !self.lacking.has(&info.object_path())
     }
@@ -486,10 +486,10 @@ impl Hydration<'_> {
     async fn note_missing(&mut self, info: &SegmentInfo) -> Result<()> {
         // The order matters: the subtraction of counts may finish in between.
         let is_uncounted = self.is_patient()
-            && self.job.exclusions.may_be_left_out(info.number.0)
+            && self.job.exclusions.may_be_excluded(info.number.0)
             && self.job.exclusions.is_counting_out();
-        if self.job.exclusions.is_left_out(info.number.0).await? {
-            self.left_out.insert(info.number.0, info.id);
+        if self.job.exclusions.is_excluded(info.number.0).await? {
+            self.excluded.insert(info.number.0, info.id);
         } else if is_uncounted {
             self.uncounted.insert(info.number.0, info.id);
         } else if self.is_named(info).await? {

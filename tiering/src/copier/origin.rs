@@ -45,7 +45,7 @@ pub struct RestoredStore {
     /// Read counts of objects that were read from the copy and that the pool's own store does not
     /// have.
     read: Mutex<HashMap<Path, u64>>,
-    is_whole: AtomicBool,
+    is_complete: AtomicBool,
     clock: Arc<dyn Clock>,
     started: Instant,
     /// Reader with which hydration reads the copy; it remembers objects that could not be read.
@@ -72,7 +72,7 @@ impl RestoredStore {
             witness,
             below,
             read: Mutex::default(),
-            is_whole: AtomicBool::new(false),
+            is_complete: AtomicBool::new(false),
             started: clock.now(),
             clock,
             reader: OnceLock::new(),
@@ -145,8 +145,8 @@ impl RestoredStore {
 
     /// Returns whether the pool's own store has everything.
     #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.is_whole.load(Ordering::SeqCst)
+    pub fn is_complete(&self) -> bool {
+        self.is_complete.load(Ordering::SeqCst)
     }
 
     pub(crate) fn witness(&self) -> &Path {
@@ -155,7 +155,7 @@ impl RestoredStore {
 
     /// Marks the pool's own store as complete; the copy is no longer read.
     pub(crate) fn set_whole(&self) {
-        self.is_whole.store(true, Ordering::SeqCst);
+        self.is_complete.store(true, Ordering::SeqCst);
         self.read.lock().clear();
     }
 
@@ -228,7 +228,7 @@ impl ObjectStore for RestoredStore {
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
-        if self.is_whole.load(Ordering::SeqCst) || !self.is_shared(path) {
+        if self.is_complete.load(Ordering::SeqCst) || !self.is_shared(path) {
             return self.own.get_opts(path, options).await;
         }
         // Asking both stores for each read would double the requests.

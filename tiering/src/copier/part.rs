@@ -29,7 +29,7 @@ pub(super) struct Part {
     layers: BTreeSet<LayerId>,
     /// Ids of the segments whose directories name nothing of these layers, by number: 40 bytes
     /// each.
-    left_out: BTreeMap<u64, [u8; 16]>,
+    excluded: BTreeMap<u64, [u8; 16]>,
 }
 
 impl Copier {
@@ -37,7 +37,7 @@ impl Copier {
     /// whole. Objects that the copy already has stay as long as the pool has them.
     #[must_use]
     pub fn of_volumes(mut self, volumes: BTreeSet<VolumeId>) -> Copier {
-        self.part = Some(Part { volumes, layers: BTreeSet::new(), left_out: BTreeMap::new() });
+        self.part = Some(Part { volumes, layers: BTreeSet::new(), excluded: BTreeMap::new() });
         self
     }
 
@@ -57,14 +57,14 @@ impl Copier {
         let Some(part) = &mut self.part else { return Ok(all) };
         let gone = |number: &u64| !all.contains_key(number);
         let gone: Vec<u64> =
-            part.left_out.range(numbers.clone()).map(|(number, _)| *number).filter(gone).collect();
+            part.excluded.range(numbers.clone()).map(|(number, _)| *number).filter(gone).collect();
         for number in gone {
-            part.left_out.remove(&number);
+            part.excluded.remove(&number);
         }
         let seeded_bugs = self.source.pool.seeded_bugs;
         let layers = map.layers().needed_by(&part.volumes, seeded_bugs.part_without_bases);
         if !layers.is_subset(&part.layers) {
-            part.left_out.clear();
+            part.excluded.clear();
         }
         part.layers.clone_from(&layers);
         let mut referenced = BTreeSet::new();
@@ -76,7 +76,7 @@ impl Copier {
             let is_there = self.segments.get(&number) == Some(&held_of(&record.info));
             if is_there || self.bad.contains_key(&number) || referenced.contains(&number) {
                 needed.insert(number, record);
-            } else if part.left_out.get(&number) != Some(&record.info.id) {
+            } else if part.excluded.get(&number) != Some(&record.info.id) {
                 unknown.push(record);
             }
         }
@@ -92,7 +92,7 @@ impl Copier {
             let number = record.info.number.0;
             match is_needed {
                 true => drop(needed.insert(number, record)),
-                false => drop(part.left_out.insert(number, record.info.id)),
+                false => drop(part.excluded.insert(number, record.info.id)),
             }
         }
         Ok(needed)

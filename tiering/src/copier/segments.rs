@@ -57,7 +57,7 @@ enum Found {
     /// It cannot be read, while others can.
     Unreadable,
     /// The pool was restored from a copy that lacked it on purpose.
-    LeftOut,
+    Excluded,
 }
 
 impl Copier {
@@ -70,7 +70,7 @@ impl Copier {
         replaced: &mut Replaced,
     ) -> Result<(u64, u64)> {
         let (mut count, mut bytes, mut last) = (0, 0, 0);
-        let mut is_any_left_out = false;
+        let mut is_any_excluded = false;
         loop {
             let (records, next) = map.live_after(last, STEP).await?;
             let end = next.unwrap_or(u64::MAX);
@@ -118,14 +118,14 @@ impl Copier {
             })
             .await;
             for (info, found) in copied {
-                is_any_left_out |= found == Found::LeftOut;
+                is_any_excluded |= found == Found::Excluded;
                 self.note(&info, found);
             }
             done?;
             count += named.len() as u64;
             bytes += named.values().map(|record| u64::from(record.info.object_bytes)).sum::<u64>();
             let Some(next) = next else {
-                if is_any_left_out {
+                if is_any_excluded {
                     let what = "copy the pool: it was restored from a copy of some volumes, and what that lacked on purpose \
                                 is not forgotten yet; a state without it is copied instead";
                     return Err(Error::new(ErrorKind::Unavailable, what));
@@ -170,7 +170,7 @@ impl Copier {
                 }
             }
             Found::Damaged | Found::Missing | Found::Unreadable => self.note_bad(number, found),
-            Found::LeftOut => {}
+            Found::Excluded => {}
         }
         if matches!(found, Found::Whole | Found::Damaged) {
             self.segments.insert(number, held_of(info));
@@ -186,7 +186,7 @@ impl Copier {
         self.bad.insert(number, Bad { found, first: first.unwrap_or(found), again_at });
         let count = match found {
             Found::Missing | Found::Unreadable => &self.progress.missing_count,
-            Found::Whole | Found::Damaged | Found::LeftOut => &self.progress.damaged_count,
+            Found::Whole | Found::Damaged | Found::Excluded => &self.progress.damaged_count,
         };
         count.fetch_add(is_new.into(), Ordering::Relaxed);
     }
@@ -219,7 +219,7 @@ impl Copier {
                     // Another copy may have it; the pool's store then has it again.
                     let healed = self.source.repair.heal_now(segment).await?;
                     match healed {
-                        Finding::Whole { .. } | Finding::Mended { .. } if !is_healed => {
+                        Finding::Whole { .. } | Finding::Repaired { .. } if !is_healed => {
                             is_healed = true;
                             continue;
                         }
@@ -229,11 +229,11 @@ impl Copier {
                 }
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     // Reclaim will forget it soon.
-                    let may_be = self.source.exclusions.may_be_left_out(info.number.0);
-                    let is_left_out = (may_be && self.source.exclusions.is_counting_out())
-                        || self.source.exclusions.is_left_out(info.number.0).await?;
-                    if is_left_out {
-                        return Ok(Found::LeftOut);
+                    let may_be = self.source.exclusions.may_be_excluded(info.number.0);
+                    let is_excluded = (may_be && self.source.exclusions.is_counting_out())
+                        || self.source.exclusions.is_excluded(info.number.0).await?;
+                    if is_excluded {
+                        return Ok(Found::Excluded);
                     }
                     self.check_missing(info).await?;
                     return Ok(Found::Missing);

@@ -184,8 +184,8 @@ impl Map {
 
     /// Checks that no write of the volume up to an LSN is missing from the store and comes late.
     fn check_whole(&self, volume: VolumeId, until: Lsn) -> Result<()> {
-        let asides = self.asides.read();
-        let first = asides.get(&volume).and_then(|files| files.first());
+        let stalled_volumes = self.stalled_volumes.read();
+        let first = stalled_volumes.get(&volume).and_then(|files| files.first());
         match first.filter(|file| file.first_lsn <= until) {
             None => Ok(()),
             Some(file) => {

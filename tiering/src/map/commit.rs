@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - A commit is one database batch: page operands, range records, segment records, live blocks,
-//!   volume records, side files and the destaged LSN. After a crash all of it is there or none of
+//!   volume records, spill files and the destaged LSN. After a crash all of it is there or none of
 //!   it.
 //! - Live blocks change in the same batch as the pages that they count. A stored block is counted
 //!   until it is replaced, even while a range hides it.
@@ -18,7 +18,7 @@ use super::layers::{LayerId, LayerRecord};
 use super::pages::{self, Page};
 use super::preserve::Preserve;
 use super::ranges::Range;
-use super::records::{ASIDE_FILES_MAX, AsideFile, Root, SegmentRecord, encode_aside};
+use super::records::{NAMED_SPILL_FILES_MAX, NamedSpillFile, Root, SegmentRecord, encode_stalled};
 use super::snapshots::{Prune, SnapshotChange, encode_snapshot};
 use super::{Forget, LIVE, Map, PageKey};
 use crate::dedup::Found;
@@ -95,9 +95,9 @@ pub struct Commit {
     pub changes: Vec<Change>,
     /// Number of the next segment.
     pub next_segment: u64,
-    /// The complete list of side files of each volume whose side files change. An empty list: the
+    /// The complete list of spill files of each volume whose spill files change. An empty list: the
     /// volume is no longer behind.
-    pub asides: Vec<(VolumeId, Vec<AsideFile>)>,
+    pub stalled_volumes: Vec<(VolumeId, Vec<NamedSpillFile>)>,
     /// The commit catches up: `last_lsn` is already destaged.
     pub is_late: bool,
     /// Fingerprints of the segments that have any.
@@ -126,11 +126,12 @@ fn of_layer(layer: LayerId) -> impl Fn(Error) -> CommitError {
     move |error| CommitError { volume: Some(layer.volume()), error }
 }
 
-/// Refuses to record more side files than can be read back.
-fn check_asides(commit: &Commit) -> Result<(), CommitError> {
-    match commit.asides.iter().find(|(_, files)| files.len() > ASIDE_FILES_MAX) {
+/// Refuses to record more spill files than can be read back.
+fn check_stalled_volumes(commit: &Commit) -> Result<(), CommitError> {
+    match commit.stalled_volumes.iter().find(|(_, files)| files.len() > NAMED_SPILL_FILES_MAX) {
         Some((volume, files)) => {
-            let what = format!("note {} side files, more than {ASIDE_FILES_MAX}", files.len());
+            let what =
+                format!("note {} spill files, more than {NAMED_SPILL_FILES_MAX}", files.len());
             let error = Error::new(ErrorKind::Full, what);
             Err(CommitError { volume: Some(*volume), error })
         }
@@ -235,7 +236,7 @@ impl Map {
         mut commit: Commit,
     ) -> Result<CommitReport, CommitError> {
         self.check(writer)?;
-        check_asides(&commit)?;
+        check_stalled_volumes(&commit)?;
         commit.lsn = self.lsn_of_changes(&commit);
         self.check_duplicates(&commit).await?;
         if commit.is_late {
@@ -308,10 +309,10 @@ impl Map {
             draft.put(&keys::volume_key(*volume), record);
         }
         let prunes = self.draft_snapshots(&mut draft, &commit);
-        for (volume, files) in &commit.asides {
+        for (volume, files) in &commit.stalled_volumes {
             match files.is_empty() {
-                true => draft.delete(&keys::aside_key(*volume)),
-                false => draft.put(&keys::aside_key(*volume), &encode_aside(files)),
+                true => draft.delete(&keys::stalled_key(*volume)),
+                false => draft.put(&keys::stalled_key(*volume), &encode_stalled(files)),
             }
         }
         let root = Root {
@@ -373,9 +374,9 @@ impl Map {
         self.volume_records.write().extend(commit.volume_records);
         self.found.write().extend(found);
         {
-            let mut asides = self.asides.write();
-            asides.extend(commit.asides);
-            asides.retain(|_, files| !files.is_empty());
+            let mut stalled_volumes = self.stalled_volumes.write();
+            stalled_volumes.extend(commit.stalled_volumes);
+            stalled_volumes.retain(|_, files| !files.is_empty());
         }
         self.commit_number.store(root.commit_number, Ordering::Release);
         self.destaged.store(root.destaged.0, Ordering::Release);
@@ -414,7 +415,7 @@ impl Map {
     }
 
     /// The LSN of a window's changes: as high as snapshots allow. It is thus never below the LSN of
-    /// changes from an earlier late window of the volume, and always below that of the next window.
+    /// changes from an earlier catch-up window of the volume, and always below that of the next window.
     fn lsn_of_changes(&self, commit: &Commit) -> Lsn {
         let snapshots = self.snapshots();
         let layers = commit.changes.iter().map(|change| change.layer);

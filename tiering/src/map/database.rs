@@ -8,7 +8,7 @@
 //! - A temporary failure of the store is waited out and is never an error; a fenced writer is
 //!   `Fenced`.
 //! - A checkpoint keeps a state that is read for a long time: see [`super::pinned`].
-//! - A failure in any background task that waiting cannot mend ends the database permanently: an
+//! - A failure in any background task that waiting cannot repair ends the database permanently: an
 //!   object that is missing, too short or written by another process, an operation that the store
 //!   refuses as unknown, a table that does not verify, or a panic. Every later call fails with
 //!   `Unavailable`, whatever the cause, because another handle may succeed; `tier::reopen` opens one.

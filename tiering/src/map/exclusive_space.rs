@@ -125,7 +125,7 @@ impl Map {
 }
 
 /// The states of a page that snapshots (ascending) show, oldest first. Snapshots for which the page
-/// has no state of its own are left out.
+/// has no state of its own are excluded.
 fn shown(history: &History, ranges: &[Lsn], living: &[Lsn]) -> Vec<Shown> {
     let mut all: Vec<Shown> = Vec::new();
     let mut last: Option<State> = None;

@@ -32,7 +32,7 @@ pub struct Copy {
 /// A page with its past.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// All operands under the page's own key, oldest first.
+    /// All operands under the page's dedicated key, oldest first.
     pub operands: Vec<Operand>,
     /// Copies, oldest first: all of them, or the newest.
     pub copies: Vec<Copy>,

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - A value is a list of sealed records. The merge operator only appends, so compaction needs no
 //!   key, and a record is opened exactly as it was written.
-//! - A record is sealed with its own key as associated data: a value that was moved to another key
+//! - A record is sealed with its dedicated key as associated data: a value that was moved to another key
 //!   does not open.
 //! - A nonce is 8 random bytes for each [`Sealer`] plus a counter, and a sealer is used for one
 //!   commit.
@@ -52,7 +52,7 @@ pub const ROOT_KEY: &[u8] = b"r";
 /// First byte of each family of keys. The rest of a key is big-endian, so that scans run in order.
 pub mod family {
     /// Volumes that are behind the others.
-    pub const ASIDE: u8 = b'a';
+    pub const STALLED: u8 = b'a';
     /// Pages that name frames of a segment which were written for other blocks.
     pub const BACK_REFERENCE: u8 = b'b';
     /// Copies of map pages, for snapshots.
@@ -139,8 +139,8 @@ pub fn volume_key(volume: VolumeId) -> [u8; 5] {
 
 /// Key of the record of a volume that is behind the others.
 #[must_use]
-pub fn aside_key(volume: VolumeId) -> [u8; 5] {
-    let mut key = [family::ASIDE; 5];
+pub fn stalled_key(volume: VolumeId) -> [u8; 5] {
+    let mut key = [family::STALLED; 5];
     key[1..].copy_from_slice(&volume.0.to_be_bytes());
     key
 }
@@ -283,8 +283,8 @@ pub fn name_of(key: &[u8]) -> String {
         return format!("range {lsn}.{ordinal} of layer {layer}");
     }
     if let Some(volume) = volume_of(key) {
-        if key.first() == Some(&family::ASIDE) {
-            return format!("side files of volume {volume}");
+        if key.first() == Some(&family::STALLED) {
+            return format!("spill files of volume {volume}");
         }
         if key.first() == Some(&family::FOUND) {
             return format!("what deduplication has found for volume {volume}");

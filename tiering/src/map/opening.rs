@@ -14,7 +14,7 @@ use super::keys::{
     self, HEADER_KEY, Header, Opener, ROOT_KEY, family, number_of, range_of, snapshot_of, volume_of,
 };
 use super::ranges::{Range, RangeList};
-use super::records::{self, AsideFile, Root};
+use super::records::{self, NamedSpillFile, Root};
 use super::snapshots::{Prune, SnapshotList, decode_snapshot};
 use super::space::SpaceCounter;
 use super::{Health, LayerId, LayerList, LayerRecord, Map, MapOptions, State, Writer, after, get};
@@ -135,7 +135,8 @@ impl Map {
     /// Replaces the current state. Returns `false`, without replacing it, if the map's health is
     /// final.
     fn replace(&self, db: Arc<Database>, loaded: Loaded, root: &Root) -> bool {
-        let Loaded { ranges, layers, volume_records, asides, snapshots, prunes, found } = loaded;
+        let Loaded { ranges, layers, volume_records, stalled_volumes, snapshots, prunes, found } =
+            loaded;
         let has_later = layers.has_later();
         let is_replaced = self.state.send_if_modified(|state| {
             let is_open = !matches!(state.health, Health::Final(_));
@@ -154,7 +155,7 @@ impl Map {
             self.live.retain(|_| false);
             self.generation.fetch_add(1, Ordering::SeqCst);
             *self.volume_records.write() = volume_records;
-            *self.asides.write() = asides;
+            *self.stalled_volumes.write() = stalled_volumes;
             *self.snapshots.write() = snapshots;
             *self.prunes.lock() = prunes;
             *self.found.write() = found;
@@ -217,7 +218,7 @@ impl Map {
             live: ClockCache::new(options.segment_cache_bytes / 4),
             space: SpaceCounter::default(),
             volume_records: RwLock::new(loaded.volume_records),
-            asides: RwLock::new(loaded.asides),
+            stalled_volumes: RwLock::new(loaded.stalled_volumes),
             snapshots: RwLock::new(loaded.snapshots),
             prunes: Mutex::new(loaded.prunes),
             found: RwLock::new(loaded.found),
@@ -236,7 +237,7 @@ struct Loaded {
     ranges: RangeList,
     layers: LayerList,
     volume_records: BTreeMap<VolumeId, Bytes>,
-    asides: BTreeMap<VolumeId, Vec<AsideFile>>,
+    stalled_volumes: BTreeMap<VolumeId, Vec<NamedSpillFile>>,
     snapshots: SnapshotList,
     prunes: BTreeMap<LayerId, Prune>,
     found: BTreeMap<VolumeId, Found>,
@@ -260,11 +261,11 @@ impl Loaded {
             Ok(())
         })
         .await?;
-        let mut asides = BTreeMap::new();
-        scan(db, family::ASIDE, |key, value| {
+        let mut stalled_volumes = BTreeMap::new();
+        scan(db, family::STALLED, |key, value| {
             let volume = volume_of(key).ok_or_else(|| keys::corrupt(key, "not a volume key"))?;
             let plain = opener.open_one(key, value)?;
-            asides.insert(volume, records::decode_aside(volume, &plain)?);
+            stalled_volumes.insert(volume, records::decode_stalled(volume, &plain)?);
             Ok(())
         })
         .await?;
@@ -306,7 +307,7 @@ impl Loaded {
         .await?;
         let (ranges, layers) = (RangeList::default().with(ranges), LayerList::new(layers));
         let snapshots = SnapshotList::new(snapshots, &layers);
-        Ok(Loaded { ranges, layers, volume_records, asides, snapshots, prunes, found })
+        Ok(Loaded { ranges, layers, volume_records, stalled_volumes, snapshots, prunes, found })
     }
 }
 

@@ -224,17 +224,17 @@ mod tests {
                 }
             }
         }
-        let mut is_whole = true;
+        let mut is_complete = true;
         for key in 0..64_u32 {
             match reader.get(&key.to_be_bytes()).await {
                 Ok(found) => {
                     let wanted = [read.to_be_bytes(), key.to_be_bytes()].concat();
                     assert_eq!(found.as_deref(), Some(&wanted[..]), "of its own state");
                 }
-                Err(_) => is_whole = false,
+                Err(_) => is_complete = false,
             }
         }
-        assert_eq!(is_whole, {
+        assert_eq!(is_complete, {
             let mut all = true;
             for table in &mine {
                 all &= is_there(&store, table).await;
@@ -243,7 +243,7 @@ mod tests {
         });
         reader.close().await.unwrap();
         db.close().await.unwrap();
-        is_whole
+        is_complete
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -33,7 +33,7 @@ pub(super) struct Preserve<'a> {
     pub page: u32,
     /// LSN of the image: at least that of every operand and of every range that hides some.
     pub lsn: Lsn,
-    /// The new contents of the page; unmapped blocks may be left out.
+    /// The new contents of the page; unmapped blocks may be excluded.
     pub runs: Vec<Run>,
     /// LSNs of the range records that cover the page, ascending.
     pub ranges: Vec<Lsn>,

@@ -1,4 +1,4 @@
-//! The small records of the metadata: root, segment, live blocks, side files.
+//! The small records of the metadata: root, segment, live blocks, spill files.
 //!
 //! Invariants:
 //! - Each begins with its version. Decoding anything that this version does not write is an error
@@ -6,7 +6,7 @@
 //!
 //! Byte tables: docs/format-map.md.
 
-use super::keys::{ROOT_KEY, aside_key, corrupt, live_key, segment_key};
+use super::keys::{ROOT_KEY, corrupt, live_key, segment_key, stalled_key};
 use crate::keys::KeyId;
 use crate::segment::{FrameAt, FrameRef, Placement, SegmentInfo, SegmentNumber, StoredSegment};
 use crate::segment_store::Leftover;
@@ -24,15 +24,15 @@ const KEYED_SEGMENT_BYTES: usize = SEGMENT_BYTES + 4;
 const LIVE_VERSION: u8 = 1;
 const LIVE_BYTES: usize = 1 + 4;
 
-const ASIDE_VERSION: u8 = 1;
-const ASIDE_FILE_BYTES: usize = 8 + 8 + 16;
-/// Maximum number of side files of one volume. Chosen by hand: far above the number that the log
+const STALLED_VERSION: u8 = 1;
+const SPILL_FILE_REF_BYTES: usize = 8 + 8 + 16;
+/// Maximum number of spill files of one volume. Chosen by hand: far above the number that the log
 /// keeps.
-pub const ASIDE_FILES_MAX: usize = 4096;
+pub const NAMED_SPILL_FILES_MAX: usize = 4096;
 
 /// A file beside the write log of some machine, with entries of a volume that the tier lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AsideFile {
+pub struct NamedSpillFile {
     /// First LSN that it covers.
     pub first_lsn: Lsn,
     /// Last LSN that it covers.
@@ -41,11 +41,11 @@ pub struct AsideFile {
     pub id: [u8; 16],
 }
 
-/// The stored form of the side files of a volume.
+/// The stored form of the spill files of a volume.
 #[must_use]
-pub fn encode_aside(files: &[AsideFile]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(1 + files.len() * ASIDE_FILE_BYTES);
-    bytes.push(ASIDE_VERSION);
+pub fn encode_stalled(files: &[NamedSpillFile]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(1 + files.len() * SPILL_FILE_REF_BYTES);
+    bytes.push(STALLED_VERSION);
     for file in files {
         bytes.extend_from_slice(&file.first_lsn.0.to_le_bytes());
         bytes.extend_from_slice(&file.last_lsn.0.to_le_bytes());
@@ -54,22 +54,22 @@ pub fn encode_aside(files: &[AsideFile]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes the side files of a volume: oldest first, at least one.
+/// Decodes the spill files of a volume: oldest first, at least one.
 ///
 /// # Errors
 /// `Corrupt`, naming the volume.
-pub fn decode_aside(volume: VolumeId, bytes: &[u8]) -> Result<Vec<AsideFile>> {
-    let wrong = || corrupt(&aside_key(volume), "not a list of side files");
-    let Some((&ASIDE_VERSION, rest)) = bytes.split_first() else { return Err(wrong()) };
-    let (rows, cut) = rest.as_chunks::<ASIDE_FILE_BYTES>();
-    if rows.is_empty() || rows.len() > ASIDE_FILES_MAX || !cut.is_empty() {
+pub fn decode_stalled(volume: VolumeId, bytes: &[u8]) -> Result<Vec<NamedSpillFile>> {
+    let wrong = || corrupt(&stalled_key(volume), "not a list of spill files");
+    let Some((&STALLED_VERSION, rest)) = bytes.split_first() else { return Err(wrong()) };
+    let (rows, cut) = rest.as_chunks::<SPILL_FILE_REF_BYTES>();
+    if rows.is_empty() || rows.len() > NAMED_SPILL_FILES_MAX || !cut.is_empty() {
         return Err(wrong());
     }
-    let mut files: Vec<AsideFile> = Vec::with_capacity(rows.len());
+    let mut files: Vec<NamedSpillFile> = Vec::with_capacity(rows.len());
     for row in rows {
         let read = || {
             let (first_lsn, last_lsn) = (Lsn(u64_at(row, 0)?), Lsn(u64_at(row, 8)?));
-            Some(AsideFile { first_lsn, last_lsn, id: array_at(row, 16)? })
+            Some(NamedSpillFile { first_lsn, last_lsn, id: array_at(row, 16)? })
         };
         let file = read().ok_or_else(wrong)?;
         let after = files.last().map_or(Lsn::NONE, |before| before.last_lsn);
@@ -237,11 +237,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_side_files_reads_back_and_nothing_else_does() {
-        let file =
-            |first, last| AsideFile { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [0x5a; 16] };
+    fn a_list_of_spill_files_reads_back_and_nothing_else_does() {
+        let file = |first, last| NamedSpillFile {
+            first_lsn: Lsn(first),
+            last_lsn: Lsn(last),
+            id: [0x5a; 16],
+        };
         let files = [file(5, 9), file(10, 10), file(40, 0x0102_0304)];
-        let bytes = encode_aside(&files);
+        let bytes = encode_stalled(&files);
         let hex: String = bytes[..33].iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             hex,
@@ -249,17 +252,18 @@ mod tests {
              5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a",
             "the bytes have changed: a new version is needed"
         );
-        assert_eq!(decode_aside(VolumeId(3), &bytes).unwrap(), files);
+        assert_eq!(decode_stalled(VolumeId(3), &bytes).unwrap(), files);
         for wrong in [&bytes[..0], &bytes[..1], &bytes[..40], &[2; 33]] {
-            let error = decode_aside(VolumeId(3), wrong).unwrap_err();
-            assert!(error.to_string().contains("side files of volume 3"), "{error}");
+            let error = decode_stalled(VolumeId(3), wrong).unwrap_err();
+            assert!(error.to_string().contains("spill files of volume 3"), "{error}");
         }
         for wrong in [vec![file(0, 4)], vec![file(9, 8)], vec![file(1, 5), file(5, 6)]] {
-            assert!(decode_aside(VolumeId(3), &encode_aside(&wrong)).is_err(), "{wrong:?}");
+            assert!(decode_stalled(VolumeId(3), &encode_stalled(&wrong)).is_err(), "{wrong:?}");
         }
-        let many: Vec<_> = (1..=ASIDE_FILES_MAX as u64 + 1).map(|lsn| file(lsn, lsn)).collect();
-        assert!(decode_aside(VolumeId(3), &encode_aside(&many)).is_err());
-        assert!(decode_aside(VolumeId(3), &encode_aside(&many[1..])).is_ok());
+        let many: Vec<_> =
+            (1..=NAMED_SPILL_FILES_MAX as u64 + 1).map(|lsn| file(lsn, lsn)).collect();
+        assert!(decode_stalled(VolumeId(3), &encode_stalled(&many)).is_err());
+        assert!(decode_stalled(VolumeId(3), &encode_stalled(&many[1..])).is_ok());
     }
 
     #[test]

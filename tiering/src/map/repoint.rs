@@ -95,7 +95,7 @@ pub struct RepointReport {
     /// Blocks that were re-pointed.
     pub moved_block_count: u64,
     /// Blocks that were written in the meantime.
-    pub overtaken_block_count: u64,
+    pub superseded_block_count: u64,
     /// Segments that the map no longer names.
     pub forgotten: Vec<SegmentRecord>,
     /// New segments that the map never named, because every block of theirs was written in the
@@ -450,7 +450,7 @@ fn move_one(
     let moved_count: u32 = runs.iter().map(Run::count).sum();
     let asked_count: u32 = moved.to.iter().map(Run::count).sum();
     report.moved_block_count += u64::from(moved_count);
-    report.overtaken_block_count += u64::from(asked_count - moved_count);
+    report.superseded_block_count += u64::from(asked_count - moved_count);
     if runs.is_empty() {
         return None;
     }

@@ -214,7 +214,7 @@ impl Map {
         self.prunes.lock().keys().copied().collect()
     }
 
-    /// The operands stored under a page's own key.
+    /// The operands stored under a page's dedicated key.
     ///
     /// # Errors
     /// Like [`Map::page`].

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Segments that a copy of some volumes, or a pool that was restored from one, lacks on purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct Excluded {
     /// The first segment number above all segments of the copy.
     pub below: u64,
     /// The volumes that the copy contains.
@@ -26,8 +26,8 @@ pub struct LeftOut {
 
 /// Tells which missing segments are missing on purpose.
 pub(crate) struct Exclusions {
-    /// See [`crate::TierOptions::left_out`] and [`crate::Tier::set_left_out`].
-    pub left_out: RwLock<Option<LeftOut>>,
+    /// See [`crate::TierOptions::excluded`] and [`crate::Tier::set_excluded`].
+    pub excluded: RwLock<Option<Excluded>>,
     pub metadata: Arc<Metadata>,
     pub is_read_only: bool,
     pub seeded_bugs: SeededBugs,
@@ -45,15 +45,15 @@ impl Exclusions {
     }
 
     /// Returns whether a missing segment of this number may be one that the copy lacks on purpose.
-    pub(crate) fn may_be_left_out(&self, number: u64) -> bool {
-        self.left_out.read().as_ref().is_some_and(|left_out| number < left_out.below)
+    pub(crate) fn may_be_excluded(&self, number: u64) -> bool {
+        self.excluded.read().as_ref().is_some_and(|excluded| number < excluded.below)
     }
 
     /// Returns whether references from volumes that were dropped because they were not restored are
     /// still being subtracted from the counts.
     pub(crate) fn is_counting_out(&self) -> bool {
-        self.left_out.read().as_ref().is_some_and(
-            |LeftOut { volumes, first_new_volume, .. }| {
+        self.excluded.read().as_ref().is_some_and(
+            |Excluded { volumes, first_new_volume, .. }| {
                 // Until it is known which volumes are new, the others have yet to be dropped.
                 if first_new_volume.is_none() && !self.seeded_bugs.lacking_unchosen {
                     return true;
@@ -67,10 +67,10 @@ impl Exclusions {
     /// Returns whether a segment may be missing on purpose. A reader that does not find it does not
     /// retry.
     pub(crate) async fn may_be_missing(&self, number: u64) -> bool {
-        self.may_be_left_out(number)
+        self.may_be_excluded(number)
             && (self.is_read_only
                 || self.is_counting_out()
-                || self.is_left_out(number).await.unwrap_or(false))
+                || self.is_excluded(number).await.unwrap_or(false))
     }
 
     /// Returns whether a missing segment is one that the copy lacks on purpose, according to its
@@ -78,7 +78,7 @@ impl Exclusions {
     ///
     /// # Errors
     /// Those of [`Map::live_blocks`].
-    pub(crate) async fn is_left_out(&self, number: u64) -> Result<bool> {
-        Ok(self.may_be_left_out(number) && self.metadata.map.live_blocks(number).await? == 0)
+    pub(crate) async fn is_excluded(&self, number: u64) -> Result<bool> {
+        Ok(self.may_be_excluded(number) && self.metadata.map.live_blocks(number).await? == 0)
     }
 }

@@ -90,7 +90,7 @@ impl Reclaim {
     /// Returns the findings for a segment that a copy of some volumes lacks on purpose and whose
     /// count of live blocks is 0: no page references it, and its back-references are dropped with
     /// it. The count is trusted, because its directory cannot be read.
-    pub(super) async fn look_at_left_out(&self, record: &SegmentRecord) -> Result<Liveness> {
+    pub(super) async fn look_at_excluded(&self, record: &SegmentRecord) -> Result<Liveness> {
         let number = record.info.number.0;
         let (references, is_cut) =
             self.metadata.map.back_references(number, REFERENCES_AT_ONCE).await?;

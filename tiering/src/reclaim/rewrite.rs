@@ -75,7 +75,7 @@ impl Reclaim {
                 // It may be missing on purpose: then no volume of the copy has ever referenced it,
                 // and the references of the dropped volumes are subtracted sooner or later.
                 Err(error) if self.may_lack(record, &error) => match self.live_of(victim).await? {
-                    0 => match self.look_at_left_out(record).await {
+                    0 => match self.look_at_excluded(record).await {
                         Ok(look) => look,
                         Err(error) => {
                             self.leave_alone(record, error)?;
@@ -173,7 +173,7 @@ impl Reclaim {
     }
 
     fn may_lack(&self, record: &SegmentRecord, error: &Error) -> bool {
-        error.kind() == ErrorKind::NotFound && self.exclusions.may_be_left_out(record.info.number.0)
+        error.kind() == ErrorKind::NotFound && self.exclusions.may_be_excluded(record.info.number.0)
     }
 
     /// Writes the live blocks of a segment, sorted, to new ones. Returns the bytes of their frames.

@@ -38,7 +38,7 @@ const READS_AT_ONCE: usize = 3;
 
 /// A copy of the pool in another store.
 #[derive(Clone, Debug)]
-pub struct MendSource {
+pub struct RepairSource {
     /// Name for messages: its URL.
     pub name: String,
     /// The store, with the prefix of the copy.
@@ -48,7 +48,7 @@ pub struct MendSource {
 /// A copy, and whether it answers.
 #[derive(Debug)]
 pub(super) struct Source {
-    copy: MendSource,
+    copy: RepairSource,
     places: Arc<Semaphore>,
     clock: Arc<dyn Clock>,
     failed_at: Mutex<Option<Instant>>,
@@ -58,7 +58,7 @@ pub(super) struct Source {
 type Sent = Result<Bytes, String>;
 
 impl Source {
-    pub(super) fn new(copy: MendSource, clock: Arc<dyn Clock>) -> Source {
+    pub(super) fn new(copy: RepairSource, clock: Arc<dyn Clock>) -> Source {
         let places = Arc::new(Semaphore::new(READS_AT_ONCE));
         Source { copy, places, clock, failed_at: Mutex::default() }
     }

@@ -163,8 +163,8 @@ impl SegmentBuilder {
     ///
     /// Panics if `plaintext` has another size, or if the segment [is full](Self::is_full).
     pub fn push(&mut self, layer: u64, first_block: u64, plaintext: &[u8]) -> FrameAt {
-        let is_whole = plaintext.len().is_multiple_of(BLOCK) && !plaintext.is_empty();
-        assert!(is_whole && plaintext.len() <= FRAME_PLAIN_BYTES_MAX, "1 to 16 whole blocks");
+        let is_complete = plaintext.len().is_multiple_of(BLOCK) && !plaintext.is_empty();
+        assert!(is_complete && plaintext.len() <= FRAME_PLAIN_BYTES_MAX, "1 to 16 whole blocks");
         assert!(!self.is_full(), "the caller finishes a full segment");
         let block_count = u8::try_from(plaintext.len() / BLOCK).expect("at most 16");
         let frame_index = u32::try_from(self.entries.len()).expect("at most FRAME_COUNT_MAX");

@@ -84,8 +84,10 @@ pub fn open_frame(
 /// Expands `content` to exactly `plain_bytes` bytes.
 fn expand(codec: Codec, content: &[u8], plain_bytes: usize) -> Result<Bytes, SegmentError> {
     if codec == Codec::Raw {
-        let is_whole = content.len() == plain_bytes;
-        return is_whole.then(|| Bytes::copy_from_slice(content)).ok_or(SegmentError::Decompress);
+        let is_complete = content.len() == plain_bytes;
+        return is_complete
+            .then(|| Bytes::copy_from_slice(content))
+            .ok_or(SegmentError::Decompress);
     }
     let mut plain = Vec::with_capacity(plain_bytes);
     let written = DECOMPRESSOR

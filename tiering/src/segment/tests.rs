@@ -142,7 +142,7 @@ fn a_forged_checksum_does_not_help() {
 }
 
 #[test]
-fn a_frame_opens_only_in_its_own_place_with_its_own_key() {
+fn a_frame_opens_only_in_its_own_place_with_its_dedicated_key() {
     let (sealed, built) = build(&mut Rng::new(3), Algorithm::default(), 4);
     let key = segment_key(&pool_key(), &sealed.info);
     let frame = |at| frame_of(&sealed.bytes, at).unwrap().to_vec();

@@ -5,7 +5,7 @@ use super::Tier;
 use crate::copier::{
     Copier, CopierOptions, CopyProgress, HydrateOptions, HydrateProgress, Lacking, RestoredStore,
 };
-use crate::repair::MendSource;
+use crate::repair::RepairSource;
 use block::Result;
 use object_store::ObjectStore;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl Tier {
 
     /// Sets the copies, in order of preference, from which damaged and missing segments of the
     /// pool's store are restored.
-    pub fn set_mend_sources(&self, sources: Vec<MendSource>) {
+    pub fn set_repair_sources(&self, sources: Vec<RepairSource>) {
         self.parts.jobs.repair.set_sources(sources);
     }
 

@@ -4,14 +4,14 @@
 use super::{Origin, Tier};
 use crate::map::pages::PAGE_BYTES;
 use crate::map::{Health, LayerChange, LayerId, LayerRecord, NewLayer};
-use crate::pool::LeftOut;
+use crate::pool::Excluded;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 
 impl Tier {
     /// Makes a writable volume that shows the state of `source` at the LSN `at`, at which `source`
     /// has a snapshot. The new volume, with its `record`, is durable when this returns. The
-    /// snapshot must be destaged, including entries that were aside.
+    /// snapshot must be destaged, including entries that were stalled.
     ///
     /// # Errors
     /// `NotFound` if there is no such snapshot; `Busy` if the volume exists already or the chain of
@@ -126,8 +126,8 @@ impl Tier {
     }
 
     /// Updates the set of segments that a copy lacks on purpose.
-    pub fn set_left_out(&self, left_out: Option<LeftOut>) {
-        *self.parts.exclusions.left_out.write() = left_out;
+    pub fn set_excluded(&self, excluded: Option<Excluded>) {
+        *self.parts.exclusions.excluded.write() = excluded;
     }
 
     /// Returns whether the metadata still holds pages that removed snapshots or a trim of these

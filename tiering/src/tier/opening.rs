@@ -151,7 +151,7 @@ fn assemble(options: TierOptions, watched: Arc<RecordingStore>, shared: JobParts
     let JobParts { pool, metadata, segments } = shared.clone();
     let (seeded_bugs, objects) = (options.seeded_bugs, options.store.clone());
     let exclusions = Arc::new(Exclusions {
-        left_out: RwLock::new(options.left_out.clone()),
+        excluded: RwLock::new(options.excluded.clone()),
         metadata: metadata.clone(),
         is_read_only: pool.is_read_only,
         seeded_bugs,

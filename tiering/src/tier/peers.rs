@@ -54,7 +54,7 @@ impl Peers for MapPeers {
         let exclusions = self.exclusions.upgrade()?;
         // While a copy is behind the store, a readable segment proves nothing about the store
         // itself, because it may come from the copy.
-        let is_behind = self.restored.as_ref().is_some_and(|store| !store.is_whole());
+        let is_behind = self.restored.as_ref().is_some_and(|store| !store.is_complete());
         if !is_behind {
             let last = self.last.load(Ordering::Relaxed);
             let mut others = other_segments(&exclusions, last, info).await.ok()?;
@@ -79,7 +79,7 @@ async fn other_segments(
     let (found, _) = exclusions.metadata.map.live_after(after, LOOK).await?;
     let others = found.into_iter().map(|(record, _)| record.stored());
     let is_other = |StoredSegment { info: other, .. }: &StoredSegment| {
-        other.id != info.id && !exclusions.may_be_left_out(other.number.0)
+        other.id != info.id && !exclusions.may_be_excluded(other.number.0)
     };
     Ok(others.filter(is_other).collect())
 }

@@ -55,10 +55,12 @@ pub(super) async fn supervised(reopener: Weak<Reopener>) {
 /// Reopens the metadata database whenever it ends, for as long as the tier lives.
 pub(super) async fn keep(reopener: Weak<Reopener>) {
     loop {
-        let Some(mut vigil) = reopener.upgrade().map(|this| this.metadata.map.vigil()) else {
+        let Some(mut health_watcher) =
+            reopener.upgrade().map(|this| this.metadata.map.health_watcher())
+        else {
             return;
         };
-        if !vigil.ended().await {
+        if !health_watcher.ended().await {
             return;
         }
         let mut pause = PAUSE_MIN;
@@ -66,7 +68,7 @@ pub(super) async fn keep(reopener: Weak<Reopener>) {
             let Some(this) = reopener.upgrade() else { return };
             let reopened = tokio::select! {
                 reopened = this.reopen_or_say() => reopened,
-                () = vigil.finished() => return,
+                () = health_watcher.finished() => return,
             };
             match reopened {
                 Ok(()) => break,
@@ -78,7 +80,7 @@ pub(super) async fn keep(reopener: Weak<Reopener>) {
             drop(this);
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = vigil.finished() => return,
+                () = health_watcher.finished() => return,
             }
             pause = (pause * 2).min(PAUSE_MAX);
         }

@@ -62,7 +62,7 @@ fn options(store: Arc<dyn ObjectStore>, epoch: u64) -> TierOptions {
     let key = PoolKey::new([0x42; 32]);
     let mut options = TierOptions::new(store, [7; 16], key, Epoch(epoch));
     options.segment_bytes = 256 << 10;
-    // Volume 2 has a key of its own.
+    // Volume 2 has a dedicated key.
     options.volume_keys.insert(KeyId(2), PoolKey::new([0x43; 32]));
     options.volume_keys.assign(VolumeId(2), KeyId(2));
     options.database.poll_interval = Duration::from_millis(20);
@@ -211,7 +211,7 @@ impl World {
             last_lsn: Lsn(self.lsn),
             volume_records,
             volumes,
-            asides: Vec::new(),
+            stalled_volumes: Vec::new(),
             late: None,
             snapshots: Vec::new(),
         };
@@ -425,7 +425,7 @@ fn plain_window(lsn: u64, volumes: Vec<(u32, WindowExtent<Bytes>)>) -> Window<By
         last_lsn: Lsn(lsn),
         volume_records: Vec::new(),
         volumes: volumes.collect(),
-        asides: Vec::new(),
+        stalled_volumes: Vec::new(),
         late: None,
         snapshots: Vec::new(),
     }

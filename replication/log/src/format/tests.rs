@@ -349,7 +349,7 @@ fn spill_encoded(algorithm: Algorithm) -> (SpillHeader, Vec<u8>, Vec<u8>) {
 }
 
 #[test]
-fn golden_bytes_of_side_files_of_version_1() {
+fn golden_bytes_of_spill_files_of_version_1() {
     for (algorithm, name, golden) in [
         (
             Algorithm::ChaCha20Poly1305,
@@ -524,7 +524,7 @@ proptest! {
     }
 
     #[test]
-    fn decoders_of_side_files_never_panic(
+    fn decoders_of_spill_files_never_panic(
         mut bytes in prop::collection::vec(any::<u8>(), 0..1000),
         row_count in 0u32..=u32::MAX, payload_bytes in 0u64..=u64::MAX, is_ours in any::<bool>(),
     ) {

@@ -22,7 +22,7 @@ pub struct SpillLayer {
     /// was written, which is not earlier. `None` if nothing is known or the file is missing.
     pub(crate) since: Option<Instant>,
     /// False if the file is missing or damaged, so that any sector may have been in it.
-    pub(crate) is_whole: bool,
+    pub(crate) is_complete: bool,
 }
 
 impl SpillLayer {
@@ -39,14 +39,14 @@ impl SpillLayer {
         layer
     }
 
-    fn empty(id: SpillFileId, is_whole: bool) -> SpillLayer {
+    fn empty(id: SpillFileId, is_complete: bool) -> SpillLayer {
         SpillLayer {
             id,
             extents: ExtentMap::default(),
             weight: Weight::default(),
             lost_sector_count: 0,
             since: None,
-            is_whole,
+            is_complete,
         }
     }
 

@@ -142,8 +142,8 @@ impl Scan<'_> {
         let mut own = self.states_of_newest(evidence).filter(|(_, is_own)| *is_own);
         let state = own.next().map_or(bare, |(state, _)| *state);
         let failed = LogState { standing: Standing::Failed { acked }, ..state };
-        let is_left_out = self.args.seeded_bugs.failure_not_noted;
-        if is_left_out { Ok(()) } else { self.args.keeper.replace(&failed) }
+        let is_excluded = self.args.seeded_bugs.failure_not_noted;
+        if is_excluded { Ok(()) } else { self.args.keeper.replace(&failed) }
     }
 }
 
@@ -156,10 +156,10 @@ pub(crate) fn note_failure_of(
     open: &LogState,
     acked: Lsn,
     keeper: &dyn StateKeeper,
-    is_left_out: bool,
+    is_excluded: bool,
 ) -> Result<()> {
     let standing = Standing::Failed { acked: Some(acked) };
-    if is_left_out { Ok(()) } else { keeper.write_over(&LogState { standing, ..*open }) }
+    if is_excluded { Ok(()) } else { keeper.write_over(&LogState { standing, ..*open }) }
 }
 
 /// Logs for the operator that a failure could not be recorded.

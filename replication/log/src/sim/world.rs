@@ -385,9 +385,9 @@ impl World {
         let Some(acked) = process.shared.disk_failed_at() else { return };
         self.may_be_lost = true;
         let keeper = process.disk.keeper(self.is_beside);
-        let is_left_out = self.plan.seeded_bugs.failure_not_noted;
-        let noted = tail::note_failure_of(&process.state, acked, &keeper, is_left_out);
-        self.is_failure_noted = noted.is_ok() && !is_left_out;
+        let is_excluded = self.plan.seeded_bugs.failure_not_noted;
+        let noted = tail::note_failure_of(&process.state, acked, &keeper, is_excluded);
+        self.is_failure_noted = noted.is_ok() && !is_excluded;
     }
 
     fn one_action(&mut self, process: &mut Process) -> Result<(), String> {
@@ -687,8 +687,8 @@ fn tags_of(reader: &dyn DiskReader, source: &Source, count: u64) -> Result<Vec<u
     }
     let tags = bytes.chunks(512).map(|sector| {
         let tag = &sector[..8];
-        let is_whole = sector.chunks(8).all(|part| part == tag);
-        is_whole.then(|| u64::from_le_bytes(tag.try_into().expect("8 bytes")))
+        let is_complete = sector.chunks(8).all(|part| part == tag);
+        is_complete.then(|| u64::from_le_bytes(tag.try_into().expect("8 bytes")))
     });
     tags.collect::<Option<Vec<u64>>>().ok_or_else(|| "a torn or invented sector".into())
 }

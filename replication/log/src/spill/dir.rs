@@ -143,8 +143,8 @@ pub(crate) fn find(
         if named.contains(&path) {
             continue;
         }
-        let is_whole = path.extension().is_some_and(|kind| kind == SPILL_EXTENSION);
-        if is_whole && let Err(error) = check_ours(&path, reader) {
+        let is_complete = path.extension().is_some_and(|kind| kind == SPILL_EXTENSION);
+        if is_complete && let Err(error) = check_ours(&path, reader) {
             return Err(error);
         }
         found.redundant.push(path);

@@ -46,7 +46,7 @@ impl KeyRing {
     /// requests; nothing does this automatically.
     ///
     /// # Errors
-    /// `Busy` if the copy has a key of its own other than `path`, or another process changed the
+    /// `Busy` if the copy has a dedicated key other than `path`, or another process changed the
     /// ring; errors reading the key file.
     pub async fn give_apart(
         store: &Store,
@@ -62,7 +62,7 @@ impl KeyRing {
         let must_stay = apart.is_some() && !is_to_replace;
         let refused = |why: &str| {
             let what = format!(
-                "copy to {}: it has a key of its own already, and {why}; leave --copy-key-file out to keep that key, or \
+                "copy to {}: it has a dedicated key already, and {why}; leave --copy-key-file out to keep that key, or \
                  add --replace-copy-key, after which the old one opens it no more",
                 store.url()
             );
@@ -109,10 +109,10 @@ impl KeyRing {
         body.slots.push(make_slot(&body, &material, data_keys).await?);
         let bytes = seal_document(&newest.key, PURPOSE, &body)?;
         if chain.create(body.number, &bytes).await? == Created::Lost {
-            let what = "give the copy a key of its own: another process changed its key ring at the same moment";
+            let what = "give the copy a dedicated key: another process changed its key ring at the same moment";
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        tracing::info!(copy = store.url(), "only its own key opens the copy from here on");
+        tracing::info!(copy = store.url(), "only its dedicated key opens the copy from here on");
         chain.delete_below(body.number).await
     }
 

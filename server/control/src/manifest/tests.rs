@@ -62,7 +62,7 @@ async fn a_pool_open_elsewhere_is_refused_and_a_take_over_fences() {
     assert_eq!(first.check().await.unwrap_err().kind(), ErrorKind::Fenced);
     assert_eq!(first.release().await.unwrap_err().kind(), ErrorKind::Fenced);
     second.check().await.unwrap();
-    // The old owner's log is overtaken, for every next opener.
+    // The old owner's log is superseded, for every next opener.
     second.release().await.unwrap();
     let third = acquire(&store, &a, false).await.unwrap();
     assert!(!third.may_replay(Epoch(1)) && !third.is_forced());

@@ -62,7 +62,7 @@ impl<V: Volumes> Attachments<V> {
         self.volumes.end_leftovers(id).await?; // a closed connection must not block it
         let reservation = self.volumes.reserve(id, name, options.is_shared)?;
         self.volumes.quiesce(id).await?;
-        // From now on the volume stays as it is: until here it could be removed, or step back.
+        // From now on the volume stays as it is: until here it could be removed, or lose writes.
         let volume =
             self.volumes.find_named(name).filter(|now| now.id() == id).ok_or_else(|| {
                 let what =

@@ -6,7 +6,7 @@
 //! - An attachment that is over is never asked for again. The server hears of its end before it is
 //!   asked for the next one.
 
-use super::claim_of;
+use super::reservation_of;
 use crate::locks::lock_path;
 use block::env::random_bytes;
 use block::{Error, ErrorKind, Result};
@@ -110,7 +110,7 @@ async fn end_recorded(target: &Target, attachment: Uuid, path: &Path) -> Result<
     let is_other =
         matches!(Attempt::read(path), Some(Attempt::Begun(other)) if other != attachment);
     let recorded = if is_other { Ok(()) } else { Attempt::Over(attachment).write(path) };
-    match client::release(target, &claim_of(target, attachment, false)).await {
+    match client::release(target, &reservation_of(target, attachment, false)).await {
         Err(error) if error.kind() != ErrorKind::Unsupported => recorded.and(Err(error)),
         _ if is_other => Ok(()),
         _ => {

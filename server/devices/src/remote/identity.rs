@@ -2,7 +2,7 @@
 
 use block::env::boot_id;
 use nbd::client::Target;
-use nbd::wire::{ClaimRequest, Intent, LABEL_BYTES_MAX};
+use nbd::wire::{Intent, LABEL_BYTES_MAX, ReservationRequest};
 use uuid::Uuid;
 
 /// Identifies this machine, the same after a reboot if the machine has an id.
@@ -16,10 +16,14 @@ fn client_id() -> Uuid {
 }
 
 /// The request that names an attachment of this machine to the export of a target.
-pub(super) fn claim_of(target: &Target, attachment: Uuid, is_shared: bool) -> ClaimRequest {
+pub(super) fn reservation_of(
+    target: &Target,
+    attachment: Uuid,
+    is_shared: bool,
+) -> ReservationRequest {
     let mut label = rustix::system::uname().nodename().to_string_lossy().into_owned();
     label.truncate(label.floor_char_boundary(LABEL_BYTES_MAX));
-    ClaimRequest {
+    ReservationRequest {
         intent: Intent::Go,
         is_shared,
         connection: 0,
@@ -40,8 +44,8 @@ mod tests {
         let target = Target::parse("nbd://db1/pg").unwrap();
         let attachment = Uuid::from_bytes([7; 16]);
         assert_eq!(client_id(), client_id());
-        let claim = claim_of(&target, attachment, true);
-        assert_eq!((claim.export.as_str(), claim.is_shared), ("pg", true));
-        assert!(ClaimRequest::decode(&claim.encode()).is_ok());
+        let reservation = reservation_of(&target, attachment, true);
+        assert_eq!((reservation.export.as_str(), reservation.is_shared), ("pg", true));
+        assert!(ReservationRequest::decode(&reservation.encode()).is_ok());
     }
 }

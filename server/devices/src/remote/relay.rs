@@ -5,7 +5,7 @@ use crate::{identifiers, probe_process};
 use block::{Error, ErrorKind, Result};
 use nbd::client::{self, Reached, Target};
 use nbd::kernel::{Backend, DeviceOptions, Siblings, Stop};
-use nbd::wire::{ClaimRequest, transmission_flag};
+use nbd::wire::{ReservationRequest, transmission_flag};
 use parking_lot::Mutex as SyncMutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ const RELAY_BYTES: usize = 256 << 10;
 /// Relays between the kernel and a server.
 pub(super) struct Relay {
     target: Target,
-    claim: ClaimRequest,
+    reservation: ReservationRequest,
     /// Connection by which the export's size was learned.
     first: SyncMutex<Option<Reached>>,
     size_bytes: watch::Sender<u64>,
@@ -29,15 +29,15 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Makes the relay of the attachment in `claim`, and the options of its device. `first` is the
+    /// Makes the relay of the attachment in `reservation`, and the options of its device. `first` is the
     /// connection by which the export's size was learned.
     pub(super) fn new(
         options: &RemoteOptions,
         target: &Target,
-        claim: ClaimRequest,
+        reservation: ReservationRequest,
         first: Reached,
     ) -> (Arc<Relay>, DeviceOptions) {
-        if !first.has_claim {
+        if !first.has_reservation {
             tracing::warn!(
                 server = %target,
                 "the server does not know attachments: nothing keeps others from the volume, and a request \
@@ -45,7 +45,7 @@ impl Relay {
             );
         }
         let device_options = DeviceOptions {
-            identifier: identifiers::of_remote(target, Uuid::from_bytes(claim.attachment)),
+            identifier: identifiers::of_remote(target, Uuid::from_bytes(reservation.attachment)),
             size_bytes: first.size_bytes,
             logical_block_bytes: options.logical_block_bytes,
             transmission_flags: first.transmission_flags & !transmission_flag::CAN_MULTI_CONN,
@@ -57,7 +57,7 @@ impl Relay {
         };
         let relay = Relay {
             target: target.clone(),
-            claim,
+            reservation,
             size_bytes: watch::Sender::new(first.size_bytes),
             first: SyncMutex::new(Some(first)),
             refused: watch::Sender::new(None),
@@ -86,12 +86,13 @@ impl Backend for Relay {
         {
             return Ok(first);
         }
-        let claim = ClaimRequest { connection, ..self.claim.clone() };
-        let reached =
-            client::open(&self.target, &claim).await.inspect_err(|error| match error.kind() {
+        let reservation = ReservationRequest { connection, ..self.reservation.clone() };
+        let reached = client::open(&self.target, &reservation).await.inspect_err(|error| {
+            match error.kind() {
                 ErrorKind::Fenced => drop(self.refused.send_replace(Some(error.clone()))),
                 _ => self.is_down.store(true, Ordering::Relaxed),
-            })?;
+            }
+        })?;
         if self.is_down.swap(false, Ordering::Relaxed) {
             tracing::info!(server = %self.target, "the server answers again");
         }

@@ -60,7 +60,7 @@ fn parts_of_the_log_that_the_disk_does_not_read_are_a_condition() {
 }
 
 #[test]
-fn a_volume_without_its_own_key_is_a_condition_under_its_present_name() {
+fn a_volume_without_its_dedicated_key_is_a_condition_under_its_present_name() {
     let conditions = Conditions::default();
     let mut record = VolumeRecord::new(1, "own", 1 << 20, Durability::Flush, 0);
     show_record(&conditions, &record, true);
@@ -80,10 +80,10 @@ fn a_volume_without_its_own_key_is_a_condition_under_its_present_name() {
 }
 
 #[test]
-fn a_volume_that_stepped_back_says_what_to_do() {
+fn a_volume_that_lost_writes_says_what_to_do() {
     let conditions = Conditions::default();
     let mut record = VolumeRecord::new(1, "db", 1 << 20, Durability::Flush, 0);
-    record.is_stepped_back = true;
+    record.has_lost_writes = true;
     show_record(&conditions, &record, true);
     assert_eq!(one(&conditions).kind, ConditionKind::WritesLost);
     assert!(one(&conditions).report.remedy.contains("spindle volume accept-loss db"));

@@ -42,7 +42,7 @@ fn golden_documents_of_version_1() {
         epoch: 9,
         destaged_lsn: 123_456,
         commit_number: 280,
-        aside_count: 1,
+        stalled_count: 1,
         segment_count: 40,
         segment_bytes: 1 << 30,
         table_count: 5,
@@ -71,7 +71,7 @@ fn golden_documents_of_version_1() {
         interval_seconds: 60,
         is_snapshots_only: true,
         bytes_per_second: None,
-        has_own_key: false,
+        has_dedicated_key: false,
         volumes: None,
         created_at: 1_600_000_000,
         published: None,
@@ -101,7 +101,7 @@ fn golden_documents_of_version_1() {
         copies: vec![made, refused],
         nonce: nonce.clone(),
     };
-    let keyed = CopySpec { has_own_key: true, ..plain.clone() };
+    let keyed = CopySpec { has_dedicated_key: true, ..plain.clone() };
     let keyed =
         ListBody { format, pool: POOL, number: 5, copies: vec![keyed], nonce: nonce.clone() };
     let volumes = Some(BTreeSet::from([2, 9]));
@@ -126,7 +126,7 @@ fn golden_documents_of_version_1() {
         pin: "pins/0123".to_owned(),
         bytes_per_second: None,
         created_at: 1_700_000_011,
-        is_whole: false,
+        is_complete: false,
         lost_count: 0,
         nonce,
     };

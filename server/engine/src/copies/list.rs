@@ -41,7 +41,8 @@ pub struct CopySpec {
     pub bytes_per_second: Option<u64>,
     /// The copy has a key ring of its own: the keys of the pool do not open it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub has_own_key: bool,
+    #[serde(rename = "has_own_key")]
+    pub has_dedicated_key: bool,
     /// Ids of the volumes that it contains; absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<BTreeSet<u32>>,

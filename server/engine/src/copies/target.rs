@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::listing::{self, EMPTY_LOOK_COUNT, pause_before};
-use tiering::{CopiedState, LeftOut, VolumeKeys, state_view};
+use tiering::{CopiedState, Excluded, VolumeKeys, state_view};
 use uuid::Uuid;
 
 /// Folder below the given prefix.
@@ -92,7 +92,8 @@ pub struct StateRecord {
     /// Number of commits since the pool was made.
     pub commit_number: u64,
     /// Number of volumes whose state here is older than that of the others.
-    pub aside_count: u64,
+    #[serde(rename = "aside_count")]
+    pub stalled_count: u64,
     /// Number of segments.
     pub segment_count: u64,
     /// Bytes of their objects.
@@ -128,7 +129,7 @@ impl StateRecord {
             epoch: state.epoch.0,
             destaged_lsn: state.destaged_lsn.0,
             commit_number: state.commit_number,
-            aside_count: state.aside_count,
+            stalled_count: state.stalled_count,
             segment_count: state.segment_count,
             segment_bytes: state.segment_bytes,
             table_count: state.table_count,
@@ -139,10 +140,10 @@ impl StateRecord {
     }
 
     /// Segments that are excluded on purpose.
-    pub fn left_out(&self) -> Option<LeftOut> {
+    pub fn excluded(&self) -> Option<Excluded> {
         let volumes = self.volumes.as_ref()?.iter().map(|id| VolumeId(*id)).collect();
         let (below, volumes) = (self.next_segment, Arc::new(volumes));
-        Some(LeftOut { below, volumes, first_new_volume: None })
+        Some(Excluded { below, volumes, first_new_volume: None })
     }
 
     /// Reports whether it has everything that a volume with this id needs.
@@ -483,7 +484,7 @@ impl Target {
         // added twice at the same time.
         if self.is_apart(key).await? == Some(true) {
             let what = format!(
-                "copy to {}: it has a key of its own, which the pool's list of copies does not say; end it with `spindle copy \
+                "copy to {}: it has a dedicated key, which the pool's list of copies does not say; end it with `spindle copy \
                  rm` and add it again",
                 self.url
             );
@@ -512,14 +513,14 @@ impl Target {
         KeyRing::is_apart(&self.store, key).await
     }
 
-    /// Checks that the copy still has its own key ring.
+    /// Checks that the copy still has its dedicated key ring.
     pub(crate) async fn check_apart(&self, key: &PoolKey) -> Result<()> {
         if self.is_apart(key).await? == Some(true) {
             // Clean up after an interrupted change, so that revoked keys no longer open it.
             return Chain::new(&self.store, KEYRING).prune(1).await;
         }
         let what = format!(
-            "copy to {}: its own key ring is gone; put the objects below copy/keyring/ back, or put its key file in place, \
+            "copy to {}: its dedicated key ring is gone; put the objects below copy/keyring/ back, or put its key file in place, \
              end it with `spindle copy rm`, and add it again with --copy-key-file",
             self.url
         );

@@ -1,8 +1,8 @@
 //! Tests of opening a pool: losses that are noticed, openings that are refused, and volumes that
-//! step back.
+//! lose writes.
 
 use super::*;
-use crate::marks::settle_step_back;
+use crate::marks::settle_lost_writes;
 use crate::record::Durability;
 use crate::testing::pool_config as config;
 use block::{BlockDevice, WriteFlags};
@@ -13,8 +13,8 @@ async fn write_flushed(open: &OpenPool, text: &'static [u8]) {
     volume.flush().await.unwrap();
 }
 
-fn is_stepped_back(open: &OpenPool) -> bool {
-    open.pool.volume("db").unwrap().record().is_stepped_back
+fn has_lost_writes(open: &OpenPool) -> bool {
+    open.pool.volume("db").unwrap().record().has_lost_writes
 }
 
 /// Ends a pool like a killed process: nothing is flushed or released.
@@ -73,7 +73,7 @@ async fn an_older_log_in_its_place_is_refused_and_given_up_only_by_name() {
     std::fs::remove_dir_all(&log).unwrap_or_default();
     std::fs::rename(place.path().join("newest"), &log).unwrap();
     let pool = open(&config, Opening::OrNew).await.unwrap();
-    assert!(!is_stepped_back(&pool));
+    assert!(!has_lost_writes(&pool));
     let mut bytes = [0; 5];
     pool.pool.volume("db").unwrap().read(0, &mut bytes).await.unwrap();
     assert_eq!(&bytes, b"third");
@@ -81,7 +81,7 @@ async fn an_older_log_in_its_place_is_refused_and_given_up_only_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_that_was_given_up_makes_every_volume_step_back() {
+async fn a_log_that_was_given_up_makes_every_volume_lose_writes() {
     let place = tempfile::tempdir().unwrap();
     let config = config(place.path(), "a");
     let give_up = || {
@@ -94,34 +94,34 @@ async fn a_log_that_was_given_up_makes_every_volume_step_back() {
     crash(pool).await;
     give_up();
     let pool = open(&config, Opening::OrNew).await.unwrap();
-    assert!(is_stepped_back(&pool), "nobody hears that writes are gone");
+    assert!(has_lost_writes(&pool), "nobody hears that writes are gone");
     let is_told = |pool: &OpenPool| pool.conditions.is_raised(ConditionKind::WritesLost, "db");
     assert!(is_told(&pool));
     // Recorded durably, and only once.
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
-    assert!(is_stepped_back(&pool));
-    settle_step_back(&config.dir).unwrap();
+    assert!(has_lost_writes(&pool));
+    settle_lost_writes(&config.dir).unwrap();
     assert!(is_told(&pool), "a restart does not end it");
-    pool.pool.accept_step_back("db", false).await.unwrap();
+    pool.pool.accept_loss("db", false).await.unwrap();
     assert!(!is_told(&pool));
     crash(pool).await;
     let pool = open(&config, Opening::OrNew).await.unwrap();
-    assert!(!is_stepped_back(&pool));
+    assert!(!has_lost_writes(&pool));
     pool.close().await.unwrap();
     // If a process ended before any volume could record the loss, the next process does.
     give_up();
     make_mark(&config.dir, LOG_LOST).unwrap();
     make_mark(&config.dir, LOG_MADE).unwrap();
     let pool = open(&config, Opening::OrNew).await.unwrap();
-    assert!(is_stepped_back(&pool));
-    settle_step_back(&config.dir).unwrap();
-    pool.pool.accept_step_back("db", false).await.unwrap();
+    assert!(has_lost_writes(&pool));
+    settle_lost_writes(&config.dir).unwrap();
+    pool.pool.accept_loss("db", false).await.unwrap();
     pool.close().await.unwrap();
     // A released pool has lost nothing.
     give_up();
     let pool = open(&config, Opening::OrNew).await.unwrap();
-    assert!(!is_stepped_back(&pool));
+    assert!(!has_lost_writes(&pool));
     pool.close().await.unwrap();
 }
 
@@ -141,34 +141,34 @@ async fn a_second_loss_is_one_for_whoever_attached_after_the_first() {
     for is_accepted in [false, true] {
         give_up();
         let pool = open(&config, Opening::OrNew).await.unwrap();
-        settle_step_back(&config.dir).unwrap();
+        settle_lost_writes(&config.dir).unwrap();
         let between = pool.ownership.epoch();
         pool.pool.destage_all().await.unwrap();
         let volume = pool.pool.volume("db").unwrap();
-        assert!(volume.record().has_stepped_back_since(first, true));
-        assert!(!volume.record().has_stepped_back_since(between, true));
+        assert!(volume.record().has_lost_writes_since(first, true));
+        assert!(!volume.record().has_lost_writes_since(between, true));
         if is_accepted {
-            pool.pool.accept_step_back("db", false).await.unwrap();
+            pool.pool.accept_loss("db", false).await.unwrap();
             assert!(
-                volume.record().has_stepped_back_since(first, false),
+                volume.record().has_lost_writes_since(first, false),
                 "accepting undoes nothing"
             );
-            assert!(!volume.record().has_stepped_back_since(between, false));
+            assert!(!volume.record().has_lost_writes_since(between, false));
         }
         pool.pool.destage_all().await.unwrap();
         crash(pool).await;
         give_up();
         let pool = open(&config, Opening::OrNew).await.unwrap();
-        settle_step_back(&config.dir).unwrap();
+        settle_lost_writes(&config.dir).unwrap();
         let volume = pool.pool.volume("db").unwrap();
-        assert!(volume.record().has_stepped_back_since(between, true), "the second was not seen");
+        assert!(volume.record().has_lost_writes_since(between, true), "the second was not seen");
         pool.pool.destage_all().await.unwrap();
         crash(pool).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_take_over_that_is_cut_short_makes_every_volume_step_back_all_the_same() {
+async fn a_take_over_that_is_cut_short_makes_every_volume_lose_writes_all_the_same() {
     let place = tempfile::tempdir().unwrap();
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
     let pool = made(&here).await;
@@ -179,23 +179,23 @@ async fn a_take_over_that_is_cut_short_makes_every_volume_step_back_all_the_same
     let keys = KeyRing::open(&store, &there.keys).await.unwrap();
     let node = NodeDir::open(&there.dir).unwrap();
     let terms = Terms { take_over: true, ..Terms::default() };
-    let _owed = StepBackOwed::before(&there.dir, terms).unwrap();
+    let _owed = LossOwed::before(&there.dir, terms).unwrap();
     let key = &keys.newest().key;
     Ownership::acquire(&store, &node, key, keys.pool(), "main", terms).await.unwrap();
     drop(node);
     crash(pool).await;
     for _ in 0..2 {
         let pool = open(&there, Opening::OrNew).await.unwrap();
-        assert!(is_stepped_back(&pool), "nobody hears that writes are gone");
+        assert!(has_lost_writes(&pool), "nobody hears that writes are gone");
         crash(pool).await;
     }
-    settle_step_back(&there.dir).unwrap();
+    settle_lost_writes(&there.dir).unwrap();
     let pool = open(&there, Opening::OrNew).await.unwrap();
-    pool.pool.accept_step_back("db", false).await.unwrap();
+    pool.pool.accept_loss("db", false).await.unwrap();
     pool.close().await.unwrap();
     // A take-over that takes nothing away leaves no duty.
     let pool = open(&there, Opening::TakeOver).await.unwrap();
-    assert!(!is_stepped_back(&pool));
+    assert!(!has_lost_writes(&pool));
     assert!(!there.dir.join(TAKEN_OVER).exists());
     pool.close().await.unwrap();
 }
@@ -205,7 +205,7 @@ async fn a_copy_leaves_devices_and_clients_to_the_original() {
     let place = tempfile::tempdir().unwrap();
     let original = config(place.path(), "a");
     made(&original).await.close().await.unwrap();
-    for name in ["devices.test", crate::claims::FILE] {
+    for name in ["devices.test", crate::reservations::FILE] {
         std::fs::write(original.dir.join(name), b"its own").unwrap();
     }
     let copied =
@@ -213,15 +213,15 @@ async fn a_copy_leaves_devices_and_clients_to_the_original() {
     assert!(copied.unwrap().success());
     let copy = config(place.path(), "b");
     open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
-    for name in ["devices.test", crate::claims::FILE] {
+    for name in ["devices.test", crate::reservations::FILE] {
         assert!(!copy.dir.join(name).exists());
         assert!(copy.dir.join(format!("{name}.of-the-original")).exists());
         assert!(original.dir.join(name).exists());
     }
     // From then on the copy is a directory of its own.
-    std::fs::write(copy.dir.join(crate::claims::FILE), b"of the copy").unwrap();
+    std::fs::write(copy.dir.join(crate::reservations::FILE), b"of the copy").unwrap();
     open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
-    assert!(copy.dir.join(crate::claims::FILE).exists());
+    assert!(copy.dir.join(crate::reservations::FILE).exists());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -237,15 +237,15 @@ async fn an_opening_that_is_cut_short_before_there_is_a_log_steps_nobody_back() 
     Ownership::acquire(&store, &node, key, keys.pool(), "main", terms).await.unwrap();
     drop(node);
     let pool = open(&there, Opening::OrNew).await.unwrap();
-    assert!(!is_stepped_back(&pool));
-    // Back in the first directory, the log there is overtaken, and a new one continues above it.
+    assert!(!has_lost_writes(&pool));
+    // Back in the first directory, the log there is superseded, and a new one continues above it.
     write_flushed(&pool, b"there").await;
     pool.close().await.unwrap();
     let pool = open(&here, Opening::OrNew).await.unwrap();
-    assert!(!is_stepped_back(&pool));
+    assert!(!has_lost_writes(&pool));
     crash(pool).await;
     let pool = open(&here, Opening::OrNew).await.unwrap();
-    assert!(!is_stepped_back(&pool));
+    assert!(!has_lost_writes(&pool));
     let mut bytes = [0; 5];
     pool.pool.volume("db").unwrap().read(0, &mut bytes).await.unwrap();
     assert_eq!(&bytes, b"there");
@@ -288,16 +288,16 @@ async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_c
         assert_eq!(&bytes, b"first");
         crash(pool).await;
     }
-    assert!(!place.path().join("a/log.overtaken-1").exists());
+    assert!(!place.path().join("a/log.superseded-1").exists());
 }
 
 /// Damage that hides the newer part of the own log makes it neither another owner's log nor an
 /// older copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_aside() {
+async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_stalled() {
     let place = tempfile::tempdir().unwrap();
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
-    // The pool has been elsewhere, so that an earlier epoch would count as overtaken.
+    // The pool has been elsewhere, so that an earlier epoch would count as superseded.
     made(&there).await.close().await.unwrap();
     let pool = open(&here, Opening::OrNew).await.unwrap();
     write_flushed(&pool, b"first").await;
@@ -322,25 +322,25 @@ async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_aside() {
     assert!(!error.chain().contains("move ") && ring.exists(), "{}", error.chain());
 }
 
-/// A log that another owner has overtaken is removed only if it proves that the store has all of
+/// A log that another owner has superseded is removed only if it proves that the store has all of
 /// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_overtaken_log_is_kept_unless_all_of_it_is_in_the_store() {
+async fn an_superseded_log_is_kept_unless_all_of_it_is_in_the_store() {
     let place = tempfile::tempdir().unwrap();
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
-    let aside = |epoch: u64| place.path().join(format!("a/log.overtaken-{epoch}"));
+    let stalled = |epoch: u64| place.path().join(format!("a/log.superseded-{epoch}"));
     let pool = made(&here).await;
     write_flushed(&pool, b"first").await;
     pool.close().await.unwrap();
     open(&there, Opening::OrNew).await.unwrap().close().await.unwrap();
     let pool = open(&here, Opening::OrNew).await.unwrap();
-    assert!(!aside(1).exists(), "it was closed in order");
+    assert!(!stalled(1).exists(), "it was closed in order");
     write_flushed(&pool, b"third").await;
     crash(pool).await;
     let pool = open(&there, Opening::TakeOver).await.unwrap();
     pool.close().await.unwrap();
     let pool = open(&here, Opening::OrNew).await.unwrap();
-    assert!(aside(3).exists(), "a write is only there");
+    assert!(stalled(3).exists(), "a write is only there");
     pool.close().await.unwrap();
 }
 
@@ -418,7 +418,7 @@ async fn failed_opening_elsewhere_leaves_the_pool_to_the_directory_that_closed_i
         let mut bytes = [0; 4];
         pool.pool.volume("db").unwrap().read(0, &mut bytes).await.unwrap();
         assert_eq!(&bytes, b"kept");
-        assert!(!is_stepped_back(&pool));
+        assert!(!has_lost_writes(&pool));
         pool.close().await.unwrap();
     }
 }
@@ -441,11 +441,11 @@ async fn failed_take_over_loses_nothing_of_the_log_of_a_crashed_owner() {
     let mut bytes = [0; 6];
     pool.pool.volume("db").unwrap().read(0, &mut bytes).await.unwrap();
     assert_eq!(&bytes, b"in log");
-    assert!(!is_stepped_back(&pool));
+    assert!(!has_lost_writes(&pool));
     pool.close().await.unwrap();
     // The failed directory has no duty left.
     let pool = open(&b, Opening::OrNew).await.unwrap();
-    assert!(!is_stepped_back(&pool));
+    assert!(!has_lost_writes(&pool));
     pool.close().await.unwrap();
 }
 

@@ -1,5 +1,5 @@
 //! The directory of the write log before the log is opened: checks whether another owner has
-//! overtaken the log, and whether it is there.
+//! superseded the log, and whether it is there.
 //!
 //! Invariants:
 //! - A log is set aside only if no batch of it was written since this directory has the pool, and
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Moves a log that this directory may not replay out of the way. Never moves one that was written
 /// since the directory has the pool: whatever its end looks like, it may hold the only copy of some
 /// writes.
-pub(super) fn set_aside_if_overtaken(
+pub(super) fn set_aside_if_superseded(
     log_dir: &Path,
     ownership: &Ownership,
     node: &NodeDir,
@@ -35,14 +35,14 @@ pub(super) fn set_aside_if_overtaken(
         }
         _ => {}
     }
-    let aside = free_name(log_dir, log.epoch.0);
-    std::fs::rename(log_dir, &aside).map_err(|error| {
+    let stalled = free_name(log_dir, log.epoch.0);
+    std::fs::rename(log_dir, &stalled).map_err(|error| {
         Error::with_source(ErrorKind::Io, format!("set aside {}", log_dir.display()), error)
     })?;
     if log.is_in_store && log.spill_file_count == 0 {
         // Everything in it reached the store before the pool moved to another owner.
-        return std::fs::remove_dir_all(&aside).map_err(|error| {
-            Error::with_source(ErrorKind::Io, format!("remove {}", aside.display()), error)
+        return std::fs::remove_dir_all(&stalled).map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("remove {}", stalled.display()), error)
         });
     }
     tracing::error!(
@@ -50,7 +50,7 @@ pub(super) fn set_aside_if_overtaken(
         only_here_count = log.contents.entry_count,
         only_here_bytes = log.contents.payload_bytes + log.spill_bytes,
         spill_file_count = log.spill_file_count,
-        kept_at = %aside.display(),
+        kept_at = %stalled.display(),
         "another node has owned the pool since this directory's log was written; the log is kept \
          and not replayed: the writes that it alone holds are not part of the pool"
     );
@@ -60,8 +60,8 @@ pub(super) fn set_aside_if_overtaken(
 fn free_name(log_dir: &Path, epoch: u64) -> PathBuf {
     (0..)
         .map(|count| match count {
-            0 => log_dir.with_file_name(format!("log.overtaken-{epoch}")),
-            _ => log_dir.with_file_name(format!("log.overtaken-{epoch}-{count}")),
+            0 => log_dir.with_file_name(format!("log.superseded-{epoch}")),
+            _ => log_dir.with_file_name(format!("log.superseded-{epoch}-{count}")),
         })
         .find(|path| !path.exists())
         .expect("some name is free")
@@ -137,7 +137,7 @@ pub(super) fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
 fn rest_of_log(log_dir: &Path) -> Result<String> {
     let (count, bytes) = wal::weigh_spill_files(log_dir)?;
     Ok(match count {
-        0 => "and no side files either".to_owned(),
-        _ => format!("but {count} side files of {bytes} bytes, which may be nowhere else"),
+        0 => "and no spill files either".to_owned(),
+        _ => format!("but {count} spill files of {bytes} bytes, which may be nowhere else"),
     })
 }

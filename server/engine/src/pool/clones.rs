@@ -76,10 +76,10 @@ impl Pool {
         let now = self.clock().wall();
         let mut record =
             VolumeRecord::new(id, name, found.record.size_bytes, parent.durability, now)
-                .with_own_key(parent.own_key);
+                .with_dedicated_key(parent.dedicated_key);
         record.is_dedup = parent.is_dedup;
         self.shared.check_key(of)?;
-        self.shared.introduce([&record].into_iter());
+        self.shared.register_volumes([&record].into_iter());
         let until = |ttl: Duration| self.clock().stamp().saturating_add(ttl.as_secs().max(1));
         record.expires_at = ttl.map_or(0, until);
         let made = self.shared.tier.clone_volume((of, found.lsn), VolumeId(id), record.encode());

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 /// Snapshots that one log entry removes. Chosen by hand: half of the capacity of an entry.
 const REMOVED_AT_ONCE: usize = 8192;
-/// Rounds in which volumes that are aside are tried until their trims are in the store. Chosen by
+/// Rounds in which volumes that are stalled are tried until their trims are in the store. Chosen by
 /// hand: each round moves up to a quarter of the log.
-const ASIDE_ROUNDS: u32 = 16;
+const STALLED_ROUNDS: u32 = 16;
 /// Pause after each round, because the store may fail at once.
-const ASIDE_PAUSE: Duration = Duration::from_millis(500);
+const STALLED_PAUSE: Duration = Duration::from_millis(500);
 
 impl Pool {
     /// Lowest id that a volume created from now on can get. Purged volumes count, too.
@@ -74,10 +74,10 @@ impl Pool {
                 }
                 is_kept
             });
-            // A volume that is aside is trimmed in a side file first, and that file may be on
+            // A volume that is stalled is trimmed in a spill file first, and that file may be on
             // another machine.
             let is_left = |record: &VolumeRecord| {
-                record.state != VolumeState::Purged || self.shared.is_aside(VolumeId(record.id))
+                record.state != VolumeState::Purged || self.shared.is_stalled(VolumeId(record.id))
             };
             let dropped = volumes.records.values();
             dropped
@@ -96,7 +96,7 @@ impl Pool {
         }
         // From now on the metadata says which data is still being dropped.
         self.wait_logged_in_store().await?;
-        self.wait_not_aside(kept).await?;
+        self.wait_not_stalled(kept).await?;
         // Their origins are kept for their sake until then.
         self.retire_purged().await;
         tracing::info!(
@@ -108,7 +108,7 @@ impl Pool {
     }
 
     /// Waits until everything logged before this call is in the store, except the data of volumes
-    /// that are aside.
+    /// that are stalled.
     ///
     /// # Errors
     /// Log errors; `Unavailable` while the store does not answer.
@@ -117,22 +117,22 @@ impl Pool {
         self.shared.wait_destaged(last).await
     }
 
-    /// Tries the dropped volumes that are aside until the store has their trims, too: no other
+    /// Tries the dropped volumes that are stalled until the store has their trims, too: no other
     /// machine could do it once it has taken over the pool. After a few failed rounds, this is
     /// logged, and the rest of the pool does not wait for them.
-    async fn wait_not_aside(&self, kept: &BTreeSet<u32>) -> Result<()> {
-        let asides = || -> Vec<VolumeId> {
-            let all = self.shared.asides().into_iter();
+    async fn wait_not_stalled(&self, kept: &BTreeSet<u32>) -> Result<()> {
+        let stalled_volumes = || -> Vec<VolumeId> {
+            let all = self.shared.stalled_volumes().into_iter();
             all.filter(|volume| !kept.contains(&volume.0)).collect()
         };
-        for _ in 0..ASIDE_ROUNDS {
-            if asides().is_empty() {
+        for _ in 0..STALLED_ROUNDS {
+            if stalled_volumes().is_empty() {
                 return Ok(());
             }
-            self.shared.try_late().await?;
-            tokio::time::sleep(ASIDE_PAUSE).await;
+            self.shared.try_catch_up().await?;
+            tokio::time::sleep(STALLED_PAUSE).await;
         }
-        for volume in asides() {
+        for volume in stalled_volumes() {
             tracing::warn!(
                 volume = volume.0,
                 "a dropped volume cannot be destaged; its space comes back once it can be"

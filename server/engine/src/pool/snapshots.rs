@@ -24,9 +24,9 @@ pub const SNAPSHOTS_MAX: usize = 32_768;
 /// snapshot adds one. Chosen by hand.
 const FROZEN_MAX: u64 = 256;
 
-/// Side files of a volume above which no snapshot of it is made. Chosen by hand: each is an open
+/// Spill files of a volume above which no snapshot of it is made. Chosen by hand: each is an open
 /// file.
-const SIDE_FILES_MAX: usize = 256;
+const SPILL_FILES_MAX: usize = 256;
 
 /// Snapshots of a pool, by volume and LSN.
 #[derive(Default)]
@@ -148,7 +148,7 @@ impl Pool {
     #[must_use]
     pub fn are_in_store(&self, snapshots: &[NamedSnapshot]) -> Vec<bool> {
         let destaged = self.log_status().destaged_lsn;
-        let stalled = self.destage_progress().aside;
+        let stalled = self.destage_progress().stalled;
         let is_in_store = |one: &NamedSnapshot| {
             let of_volume = stalled.get(&one.record.volume);
             one.lsn <= destaged && of_volume.is_none_or(|stalled| one.lsn.0 < stalled.since_lsn)
@@ -198,8 +198,8 @@ impl Pool {
     /// Like [`Pool::create_snapshots`].
     pub(super) fn check_snapshot(&self, name: &str, snapshot: &str) -> Result<()> {
         let volume = self.find(name)?;
-        self.check_aside(&volume, name)?;
-        // The contents of a volume are unknown while a side file of it is missing.
+        self.check_stalled(&volume, name)?;
+        // The contents of a volume are unknown while a spill file of it is missing.
         self.shared.check_open(volume.id())?;
         let volumes = self.volumes.lock();
         let snapshots = &volumes.snapshots;
@@ -291,15 +291,15 @@ impl Pool {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    /// Fails if the volume has too many side files. Side files from before and after a snapshot are
+    /// Fails if the volume has too many spill files. Spill files from before and after a snapshot are
     /// not joined, so each snapshot may add one.
-    fn check_aside(&self, volume: &Volume, name: &str) -> Result<()> {
+    fn check_stalled(&self, volume: &Volume, name: &str) -> Result<()> {
         let count = self.shared.log.overlay().spill_file_count(volume.id());
-        if count < SIDE_FILES_MAX {
+        if count < SPILL_FILES_MAX {
             return Ok(());
         }
         let what = format!(
-            "make a snapshot of volume {name}: it is behind the others in the store, and has {count} side files; \
+            "make a snapshot of volume {name}: it is behind the others in the store, and has {count} spill files; \
              `spindle status` says what to do"
         );
         Err(Error::new(ErrorKind::Busy, what))
@@ -397,7 +397,7 @@ impl Pool {
         }
         self.shared.wait_destaged(new.lsn).await?;
         let id = VolumeId(new.record.volume);
-        if self.shared.is_aside(id) {
+        if self.shared.is_stalled(id) {
             let what = format!(
                 "compare snapshots of volume {volume}: it is behind the others in the store; `spindle status` says why"
             );

@@ -1,11 +1,11 @@
-//! Gives up the writes of a volume that only a missing side file holds.
+//! Gives up the writes of a volume that only a missing spill file holds.
 
 use super::Pool;
 use crate::volume::Volume;
 use block::{Error, ErrorKind, Result};
 
 impl Pool {
-    /// Resets a volume with a missing side file to its state in the store.
+    /// Resets a volume with a missing spill file to its state in the store.
     pub(super) async fn give_up_writes(
         &self,
         volume: &Volume,
@@ -22,18 +22,18 @@ impl Pool {
         }
         let lsn = self.shared.log.flush().await?;
         self.shared.wait_destaged(lsn).await?;
-        // The data that was in the ring is now in a side file on this machine, above the missing
+        // The data that was in the ring is now in a spill file on this machine, above the missing
         // one.
         tracing::warn!(volume = %name, "goes back to what the store has: writes of it are given up");
         {
-            let mut aside = self.shared.aside.lock();
+            let mut stalled = self.shared.stalled.lock();
             // Another caller may have done it meanwhile. A leftover mark would cost writes later.
-            if !aside.closed.contains_key(&volume.id()) {
+            if !stalled.closed.contains_key(&volume.id()) {
                 return Ok(());
             }
-            aside.given_up.insert(volume.id());
+            stalled.given_up.insert(volume.id());
         }
-        self.shared.try_late().await?;
+        self.shared.try_catch_up().await?;
         self.shared.check_open(volume.id())
     }
 }

@@ -14,10 +14,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use wal::LogOptions;
 
-mod aside;
 mod clock;
-mod own_keys;
+mod dedicated_keys;
 mod schedules;
+mod stalled;
 
 async fn read(volume: &Volume, offset: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0xee; len];

@@ -42,7 +42,7 @@ pub(super) struct Choice {
     /// Names of volumes without such a snapshot.
     pub without_snapshot: Vec<String>,
     /// Names of volumes that are dropped.
-    pub left_out: Vec<String>,
+    pub excluded: Vec<String>,
 }
 
 /// Resolves the request in the state, unless all of the state is requested.
@@ -64,10 +64,10 @@ pub(super) async fn choose(
     let as_of = block::quantities::utc(state.as_of);
     let mut options = look_options(config, &target.view(state), pool, key, state.epoch);
     options.volume_keys = target.volume_keys(key, pool).await?;
-    options.left_out = state.left_out();
+    options.excluded = state.excluded();
     let tier = Tier::open_read_only(options).await?;
     let (records, snapshots) = (tier.volume_records(), tier.snapshots());
-    let (asides, keys) = (tier.asides(), tier.volume_keys().clone());
+    let (stalled_volumes, keys) = (tier.stalled_volumes(), tier.volume_keys().clone());
     let mut too_deep: BTreeMap<u32, String> = BTreeMap::new();
     for (volume, at, record) in &snapshots {
         let is_it = asked.snapshot.is_some_and(|name| {
@@ -100,9 +100,9 @@ pub(super) async fn choose(
             };
             only.insert(found.id);
         }
-        let is_left_out = |record: &VolumeRecord| !only.contains(&record.id);
-        let left_out = present.extract_if(.., |record| is_left_out(record));
-        choice.left_out = left_out.map(|record| record.name).collect();
+        let is_excluded = |record: &VolumeRecord| !only.contains(&record.id);
+        let excluded = present.extract_if(.., |record| is_excluded(record));
+        choice.excluded = excluded.map(|record| record.name).collect();
         choice.only = Some(only);
     }
     if let Some(name) = asked.name {
@@ -131,13 +131,13 @@ pub(super) async fn choose(
     let (able, without): (Vec<_>, Vec<_>) =
         present.into_iter().partition(|record| having.contains(&record.id));
     let cannot = |record: &&VolumeRecord| {
-        asides.contains_key(&block::VolumeId(record.id)) || !keys.has(record.key())
+        stalled_volumes.contains_key(&block::VolumeId(record.id)) || !keys.has(record.key())
     };
     let unable: Vec<String> =
         able.iter().filter(cannot).map(|record| record.name.clone()).collect();
     if !unable.is_empty() {
         let why = format!(
-            "the copy has an earlier state of these volumes than of the others, or lacks their own key, so that they cannot \
+            "the copy has an earlier state of these volumes than of the others, or lacks their dedicated key, so that they cannot \
              be shown as of snapshot {name}: {}; restore without @{name}, and roll the others back",
             unable.join(", ")
         );

@@ -38,8 +38,8 @@ fn golden_documents_of_version_1() {
     let mut record = ScrubRecord::new(Uuid::from_u128(0x1111_2222_3333_4444_5555_6666_7777_8888));
     record.begin(1_700_000_000, 50);
     record.note(&looked(7, Finding::Whole { frame_count: 5 }));
-    let mended = Finding::Mended { why: "x".to_owned(), source: "/mnt/other".to_owned() };
-    record.note(&looked(8, mended));
+    let repaired = Finding::Repaired { why: "x".to_owned(), source: "/mnt/other".to_owned() };
+    record.note(&looked(8, repaired));
     record.note(&looked(9, bad("the object is not in the store")));
     (record.number, record.nonce) = (4, "f0".repeat(16));
     let running = record.clone();
@@ -107,9 +107,9 @@ async fn a_scheduled_scrub_begins_once_its_time_has_passed() {
     let clock = ManualClock::new();
     let pool = open_on_clock(dir.path(), &objects, 1, Arc::new(clock.clone())).await;
     let store = Store::from_objects("memory", objects);
-    let is_whole = watch::Sender::new(true).subscribe();
+    let is_complete = watch::Sender::new(true).subscribe();
     let (key, id) = (PoolKey::new([9; 32]), Uuid::from_u128(7));
-    let scrub = Scrub::offline(pool.clone(), store, key, id, is_whole);
+    let scrub = Scrub::offline(pool.clone(), store, key, id, is_complete);
     scrub.begin(None, Some(3600)).await.unwrap();
     let (inner, mut saved_at) = (&scrub.inner, clock.now());
     let started = |inner: &Inner| inner.record().unwrap().started_at;
@@ -137,9 +137,9 @@ async fn a_scrub_says_for_how_long_it_has_failed() {
     let clock = ManualClock::new();
     let pool = open_on_clock(dir.path(), &objects, 1, Arc::new(clock.clone())).await;
     let store = Store::from_objects("memory", objects);
-    let is_whole = watch::Sender::new(true).subscribe();
+    let is_complete = watch::Sender::new(true).subscribe();
     let (key, id) = (PoolKey::new([9; 32]), Uuid::from_u128(7));
-    let scrub = Scrub::offline(pool.clone(), store, key, id, is_whole);
+    let scrub = Scrub::offline(pool.clone(), store, key, id, is_complete);
     for minutes in [0, 1, 2] {
         let error = Error::new(ErrorKind::Unavailable, "no answer");
         scrub.inner.show_failure(Some(&error));

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 impl Shared {
     /// Tells the tier which keys the volumes use and which of them are deduplicated. Must be called
     /// before anything is destaged.
-    pub(crate) fn introduce<'a>(&self, records: impl Iterator<Item = &'a VolumeRecord>) {
+    pub(crate) fn register_volumes<'a>(&self, records: impl Iterator<Item = &'a VolumeRecord>) {
         for record in records {
             self.tier.set_dedup(VolumeId(record.id), record.is_dedup);
             self.tier.volume_keys().assign(VolumeId(record.id), record.key());
@@ -26,7 +26,7 @@ impl Shared {
             return Ok(());
         }
         let what = format!(
-            "open volume {volume}: its own key was destroyed, or the objects below volumekeys/ in the store are gone. \
+            "open volume {volume}: its dedicated key was destroyed, or the objects below volumekeys/ in the store are gone. \
              Without it nothing can be read: bring them back from a version or a copy of the bucket, and restart spindle"
         );
         Err(Error::new(ErrorKind::Denied, what))

@@ -20,23 +20,24 @@ pub struct DestageProgress {
     /// Attempts that failed.
     pub failure_count: u64,
     /// Volumes that are behind the others in the store.
-    pub aside: BTreeMap<u32, Aside>,
+    #[serde(rename = "aside")]
+    pub stalled: BTreeMap<u32, StalledVolume>,
 }
 
 /// A volume that could not be destaged at the last attempt.
 #[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct Aside {
+pub struct StalledVolume {
     /// First LSN of the volume that the store may lack.
     pub since_lsn: u64,
     /// Bytes of the volume that only the log holds.
     pub log_bytes: u64,
-    /// Bytes of the volume that only side files hold.
+    /// Bytes of the volume that only spill files hold.
     pub spill_bytes: u64,
-    /// Its side files.
+    /// Its spill files.
     pub spill_file_count: u64,
     /// The volume has too many bytes there and accepts no more writes.
     pub is_refusing_writes: bool,
-    /// A side file of the volume is missing here: it accepts no requests.
+    /// A spill file of the volume is missing here: it accepts no requests.
     pub is_closed: bool,
     /// The reason for both.
     pub reason: String,

@@ -1,18 +1,18 @@
-//! Volumes that are aside: behind the others in the store because their data cannot be destaged.
+//! Volumes that are stalled: behind the others in the store because their data cannot be destaged.
 //! Keeps the state that the rest of the pool needs of them, and runs the rounds in which they are
 //! tried again.
 //!
 //! Invariants:
-//! - `is_any_aside` says whether the list has any entries. Reads and writes check only this flag if
+//! - `is_any_stalled` says whether the list has any entries. Reads and writes check only this flag if
 //!   it is false.
 //! - The data that all of them keep on this machine is bounded. If it exceeds the bound, a volume
 //!   with at least its share refuses writes until the store has taken enough of it.
-//! - A volume with a missing side file is not served until the file is brought back or an operator
+//! - A volume with a missing spill file is not served until the file is brought back or an operator
 //!   gives up its contents.
 //! - A caller that waits for a round is answered by one that began after the call.
 
 use super::Shared;
-use super::progress::Aside;
+use super::progress::StalledVolume;
 use block::conditions::Report;
 use block::{ConditionKind, Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,27 +20,27 @@ use std::sync::atomic::Ordering;
 use tiering::Tier;
 use wal::MissingSpillFile;
 
-/// Data that volumes that cannot be destaged may have in the ring and in side files together, in
+/// Data that volumes that cannot be destaged may have in the ring and in spill files together, in
 /// lengths of the ring. Chosen by hand: one ring, in case it was full of such data when the problem
-/// was found and the side files must take it to free the ring, and one more to overwrite the
+/// was found and the spill files must take it to free the ring, and one more to overwrite the
 /// damaged data.
-const ASIDE_RINGS: u64 = 2;
+const STALLED_RINGS: u64 = 2;
 
 /// Volumes that are behind the others in the store.
 #[derive(Default)]
-pub(crate) struct AsideVolumes {
+pub(crate) struct StalledVolumes {
     /// Reason, and the first LSN that is not in the store.
     pub(crate) volumes: BTreeMap<VolumeId, (String, Lsn)>,
     /// Volumes with too much data that exists only on this machine.
     refused: HashSet<VolumeId>,
-    /// Volumes with a missing side file. They are not served.
+    /// Volumes with a missing spill file. They are not served.
     pub(crate) closed: HashMap<VolumeId, Error>,
     /// Closed volumes that shall go back to their state in the store.
     pub(crate) given_up: HashSet<VolumeId>,
 }
 
-impl AsideVolumes {
-    /// Returns why a volume is aside. A missing file takes precedence over the error of the last
+impl StalledVolumes {
+    /// Returns why a volume is stalled. A missing file takes precedence over the error of the last
     /// try.
     fn reason(&self, volume: VolumeId) -> String {
         match self.closed.get(&volume) {
@@ -59,16 +59,16 @@ impl AsideVolumes {
 
 impl Shared {
     /// Records that a volume cannot be destaged, from `since` on.
-    pub(crate) fn note_aside(&self, volume: VolumeId, since: Lsn, cause: &Error) {
+    pub(crate) fn note_stalled(&self, volume: VolumeId, since: Lsn, cause: &Error) {
         let reason = cause.chain();
-        self.aside.lock().volumes.insert(volume, (reason, since));
-        self.is_any_aside.store(true, Ordering::Release);
+        self.stalled.lock().volumes.insert(volume, (reason, since));
+        self.is_any_stalled.store(true, Ordering::Release);
     }
 
-    /// Records that the volume is still aside, and why.
-    pub(crate) fn note_still_aside(&self, volume: VolumeId, cause: &Error) {
-        tracing::debug!(volume = volume.0, error = %cause.chain(), "still aside");
-        if let Some((reason, _)) = self.aside.lock().volumes.get_mut(&volume) {
+    /// Records that the volume is still stalled, and why.
+    pub(crate) fn note_still_stalled(&self, volume: VolumeId, cause: &Error) {
+        tracing::debug!(volume = volume.0, error = %cause.chain(), "still stalled");
+        if let Some((reason, _)) = self.stalled.lock().volumes.get_mut(&volume) {
             *reason = cause.chain();
         }
     }
@@ -76,57 +76,57 @@ impl Shared {
     /// Records that the store has the volume up to, but not including, `since`.
     pub(crate) fn note_nearer(&self, volume: VolumeId, since: Lsn) {
         tracing::debug!(volume = volume.0, since_lsn = since.0, "nearer to the others");
-        if let Some((_, behind)) = self.aside.lock().volumes.get_mut(&volume) {
+        if let Some((_, behind)) = self.stalled.lock().volumes.get_mut(&volume) {
             *behind = since;
         }
     }
 
-    /// Reports whether an operator gave up the data that only missing side files of the volume
+    /// Reports whether an operator gave up the data that only missing spill files of the volume
     /// held.
     pub(crate) fn is_given_up(&self, volume: VolumeId) -> bool {
-        let aside = self.aside.lock();
-        aside.given_up.contains(&volume) && aside.closed.contains_key(&volume)
+        let stalled = self.stalled.lock();
+        stalled.given_up.contains(&volume) && stalled.closed.contains_key(&volume)
     }
 
     /// Records that the volume is as far in the store as the others.
     pub(crate) fn note_back(&self, volume: VolumeId) {
-        let mut aside = self.aside.lock();
-        self.progress.lock().aside.remove(&volume.0);
+        let mut stalled = self.stalled.lock();
+        self.progress.lock().stalled.remove(&volume.0);
         self.tier.conditions().clear(ConditionKind::VolumeStalled, &self.name_of(volume));
-        aside.volumes.remove(&volume);
-        aside.closed.remove(&volume);
-        aside.given_up.remove(&volume);
-        if aside.refused.remove(&volume) {
+        stalled.volumes.remove(&volume);
+        stalled.closed.remove(&volume);
+        stalled.given_up.remove(&volume);
+        if stalled.refused.remove(&volume) {
             self.log.refuse(volume, None);
         }
-        self.is_any_aside.store(!aside.volumes.is_empty(), Ordering::Release);
+        self.is_any_stalled.store(!stalled.volumes.is_empty(), Ordering::Release);
     }
 
-    pub(crate) fn is_any_aside(&self) -> bool {
-        self.is_any_aside.load(Ordering::Acquire)
+    pub(crate) fn is_any_stalled(&self) -> bool {
+        self.is_any_stalled.load(Ordering::Acquire)
     }
 
-    pub(crate) fn is_aside(&self, volume: VolumeId) -> bool {
-        self.is_any_aside() && self.aside.lock().volumes.contains_key(&volume)
+    pub(crate) fn is_stalled(&self, volume: VolumeId) -> bool {
+        self.is_any_stalled() && self.stalled.lock().volumes.contains_key(&volume)
     }
 
-    pub(crate) fn asides(&self) -> Vec<VolumeId> {
-        self.aside.lock().volumes.keys().copied().collect()
+    pub(crate) fn stalled_volumes(&self) -> Vec<VolumeId> {
+        self.stalled.lock().volumes.keys().copied().collect()
     }
 
-    /// Counts the data that volumes that are aside have on this machine. If the total exceeds its
+    /// Counts the data that volumes that are stalled have on this machine. If the total exceeds its
     /// limit, volumes with at least their share of the limit refuse writes.
-    pub(crate) fn weigh_asides(&self) {
-        let mut aside = self.aside.lock();
-        if aside.volumes.is_empty() && self.progress.lock().aside.is_empty() {
+    pub(crate) fn update_stalled_quota(&self) {
+        let mut stalled = self.stalled.lock();
+        if stalled.volumes.is_empty() && self.progress.lock().stalled.is_empty() {
             return;
         }
         let status = self.log.status();
-        let bytes_max = status.ring_bytes * ASIDE_RINGS;
+        let bytes_max = status.ring_bytes * STALLED_RINGS;
         // Their index is in memory next to the index of the log.
         let extents_max = status.extent_count_max / 2;
-        let share = aside.volumes.len().max(1) as u64;
-        let weights: Vec<_> = aside
+        let share = stalled.volumes.len().max(1) as u64;
+        let weights: Vec<_> = stalled
             .volumes
             .keys()
             .map(|volume| (*volume, self.log.overlay().weight_of(*volume)))
@@ -138,38 +138,38 @@ impl Shared {
         for (volume, weight) in weights {
             let is_too_much = (bytes > bytes_max && bytes_of(&weight) >= bytes_max / share)
                 || (extents > extents_max && weight.extent_count >= extents_max / share);
-            let since = aside.volumes[&volume].1;
-            let reason = aside.reason(volume);
-            if is_too_much != aside.refused.contains(&volume) {
-                self.set_refused(&mut aside, volume, is_too_much.then_some(&reason));
+            let since = stalled.volumes[&volume].1;
+            let reason = stalled.reason(volume);
+            if is_too_much != stalled.refused.contains(&volume) {
+                self.set_refused(&mut stalled, volume, is_too_much.then_some(&reason));
             }
-            let entry = Aside {
+            let entry = StalledVolume {
                 since_lsn: since.0,
                 log_bytes: weight.log_bytes,
                 spill_bytes: weight.spill_bytes,
                 spill_file_count: weight.spill_file_count,
                 is_refusing_writes: is_too_much,
-                is_closed: aside.closed.contains_key(&volume),
+                is_closed: stalled.closed.contains_key(&volume),
                 reason,
             };
             let (conditions, name) = (self.tier.conditions(), self.name_of(volume));
-            let report = stalled(&name, &entry);
+            let report = stalled_report(&name, &entry);
             conditions.raise(ConditionKind::VolumeStalled, &name, report);
             listed.insert(volume.0, entry);
         }
-        self.progress.lock().aside = listed;
+        self.progress.lock().stalled = listed;
     }
 
-    fn set_refused(&self, aside: &mut AsideVolumes, volume: VolumeId, reason: Option<&String>) {
+    fn set_refused(&self, stalled: &mut StalledVolumes, volume: VolumeId, reason: Option<&String>) {
         let error = reason.map(|reason| refusal(volume, reason));
         match &error {
             Some(error) => {
                 tracing::error!(volume = volume.0, error = %error.chain(), "writes are refused");
-                aside.refused.insert(volume);
+                stalled.refused.insert(volume);
             }
             None => {
                 tracing::info!(volume = volume.0, "writes are accepted again");
-                aside.refused.remove(&volume);
+                stalled.refused.remove(&volume);
             }
         }
         self.log.refuse(volume, error);
@@ -177,43 +177,43 @@ impl Shared {
 
     /// Fails for a volume that already has too much data here.
     pub(crate) fn check_not_refused(&self, volume: VolumeId) -> Result<()> {
-        if !self.is_any_aside() {
+        if !self.is_any_stalled() {
             return Ok(());
         }
-        let aside = self.aside.lock();
-        match (aside.refused.contains(&volume), aside.volumes.get(&volume)) {
+        let stalled = self.stalled.lock();
+        match (stalled.refused.contains(&volume), stalled.volumes.get(&volume)) {
             (true, Some((reason, _))) => Err(refusal(volume, reason)),
             _ => Ok(()),
         }
     }
 
-    /// Fails for a volume with a missing side file, or whose key is gone.
+    /// Fails for a volume with a missing spill file, or whose key is gone.
     pub(crate) fn check_open(&self, volume: VolumeId) -> Result<()> {
         self.check_key(volume)?;
-        if !self.is_any_aside() {
+        if !self.is_any_stalled() {
             return Ok(());
         }
-        self.aside.lock().closed.get(&volume).cloned().map_or(Ok(()), Err)
+        self.stalled.lock().closed.get(&volume).cloned().map_or(Ok(()), Err)
     }
 
-    pub(crate) fn is_late_wanted(&self) -> bool {
-        self.is_late_wanted.load(Ordering::Acquire)
+    pub(crate) fn is_catch_up_wanted(&self) -> bool {
+        self.is_catch_up_wanted.load(Ordering::Acquire)
     }
 
-    pub(crate) fn late_begins(&self) {
-        self.late_begun.fetch_add(1, Ordering::AcqRel);
-        self.is_late_wanted.store(false, Ordering::Release);
+    pub(crate) fn catch_up_begins(&self) {
+        self.catch_up_begun.fetch_add(1, Ordering::AcqRel);
+        self.is_catch_up_wanted.store(false, Ordering::Release);
     }
 
-    pub(crate) fn late_ended(&self) {
-        self.late_ended.send_replace(self.late_begun.load(Ordering::Acquire));
+    pub(crate) fn catch_up_ended(&self) {
+        self.catch_up_ended.send_replace(self.catch_up_begun.load(Ordering::Acquire));
     }
 
-    /// Resolves when every volume that is aside has been tried after this call.
-    pub(crate) async fn try_late(&self) -> Result<()> {
-        let mut ended = self.late_ended.subscribe();
-        let begun = self.late_begun.load(Ordering::Acquire);
-        self.is_late_wanted.store(true, Ordering::Release);
+    /// Resolves when every volume that is stalled has been tried after this call.
+    pub(crate) async fn try_catch_up(&self) -> Result<()> {
+        let mut ended = self.catch_up_ended.subscribe();
+        let begun = self.catch_up_begun.load(Ordering::Acquire);
+        self.is_catch_up_wanted.store(true, Ordering::Release);
         self.wanted.notify_one();
         let tried = ended.wait_for(|ended| *ended > begun || self.is_ending()).await;
         self.check_serving()?;
@@ -227,8 +227,8 @@ impl Shared {
     /// lacks them although it has later writes of other volumes.
     pub(crate) async fn wait_destaged_of(&self, volume: VolumeId, lsn: Lsn) -> Result<()> {
         self.wait_destaged(lsn).await?;
-        let aside = self.aside.lock();
-        match aside.volumes.get(&volume) {
+        let stalled = self.stalled.lock();
+        match stalled.volumes.get(&volume) {
             Some((reason, since)) if *since <= lsn => {
                 let what = format!(
                     "wait for destage: volume {volume} cannot be destaged, its writes since LSN \
@@ -241,25 +241,25 @@ impl Shared {
     }
 }
 
-/// Describes the condition of a volume that is aside.
-fn stalled(name: &str, aside: &Aside) -> Report {
-    if aside.is_closed {
+/// Describes the condition of a volume that is stalled.
+fn stalled_report(name: &str, stalled: &StalledVolume) -> Report {
+    if stalled.is_closed {
         return Report::new(
-            format!("volume {name} is not served: {}", aside.reason),
+            format!("volume {name} is not served: {}", stalled.reason),
             "its clients get errors; the other volumes go on",
-            "bring the side file back from the machine that wrote it, and restart spindle",
+            "bring the spill file back from the machine that wrote it, and restart spindle",
         );
     }
-    let refusing = if aside.is_refusing_writes { ", and it refuses further writes" } else { "" };
+    let refusing = if stalled.is_refusing_writes { ", and it refuses further writes" } else { "" };
     Report::new(
         format!(
             "volume {name} cannot be destaged: its writes since LSN {} are on this machine only: {}",
-            aside.since_lsn, aside.reason
+            stalled.since_lsn, stalled.reason
         ),
         format!(
-            "{} bytes in {} side files and {} bytes in the log would be lost with this machine{refusing}; the other \
+            "{} bytes in {} spill files and {} bytes in the log would be lost with this machine{refusing}; the other \
              volumes go on",
-            aside.spill_bytes, aside.spill_file_count, aside.log_bytes
+            stalled.spill_bytes, stalled.spill_file_count, stalled.log_bytes
         ),
         "bring the damaged object of the store back, or write over what is damaged; it is tried again by itself",
     )
@@ -273,30 +273,33 @@ fn refusal(volume: VolumeId, reason: &str) -> Error {
     Error::new(ErrorKind::Unavailable, what)
 }
 
-/// Collects the volumes for which the metadata lists side files, and closes those with a missing
+/// Collects the volumes for which the metadata lists spill files, and closes those with a missing
 /// one.
-pub(super) fn asides_at_start(tier: &Tier, missing: &[MissingSpillFile]) -> AsideVolumes {
-    let mut aside = AsideVolumes::default();
-    for (volume, files) in tier.asides() {
+pub(super) fn stalled_volumes_at_start(
+    tier: &Tier,
+    missing: &[MissingSpillFile],
+) -> StalledVolumes {
+    let mut stalled = StalledVolumes::default();
+    for (volume, files) in tier.stalled_volumes() {
         let since = files.first().map_or(Lsn::NONE, |file| file.first_lsn);
         let last = files.last().map_or(Lsn::NONE, |file| file.last_lsn);
         let reason = "not tried since the start".to_owned();
-        aside.volumes.insert(volume, (reason, since));
+        stalled.volumes.insert(volume, (reason, since));
         let Some(side) = missing.iter().find(|side| side.volume == volume) else { continue };
         let here = match std::fs::metadata(&side.path) {
             Ok(file) => format!("{} bytes are here", file.len()),
             Err(_) => "nothing of it is here".to_owned(),
         };
         let what = format!(
-            "open volume {volume}: its writes from LSN {since} to {last} are only in side files \
+            "open volume {volume}: its writes from LSN {since} to {last} are only in spill files \
              beside the write log of the machine that wrote them, and {} is not whole here ({}; {here}). \
-             Bring it back from that machine (there it is in DIR/log or DIR/log.overtaken-…) and \
+             Bring it back from that machine (there it is in DIR/log or DIR/log.superseded-…) and \
              restart. Only where it is gone for good: `spindle volume accept-loss --discard-local-writes` takes the \
              volume back to what the store has, without any of these writes",
             side.path.display(),
             side.why
         );
-        aside.closed.insert(volume, Error::new(ErrorKind::Corrupt, what));
+        stalled.closed.insert(volume, Error::new(ErrorKind::Corrupt, what));
     }
-    aside
+    stalled
 }

@@ -2,18 +2,18 @@
 
 use super::*;
 use block::{BlockDevice, Epoch, ZeroFlags};
-use engine::claims::Claims;
-use engine::pool::StepBack;
+use engine::pool::LostWrites;
 use engine::record::Durability;
-use engine::testing::{MIB, NO_FUA, claims, kill, open, open_after_boot, pattern};
+use engine::reservations::Reservations;
+use engine::testing::{MIB, NO_FUA, kill, open, open_after_boot, pattern, reservations};
 use nbd::wire::Intent;
 use object_store::memory::InMemory;
 use uuid::Uuid;
 
 mod leftovers;
 
-fn claim(client: u8, boot: Uuid, intent: Intent) -> ClaimRequest {
-    ClaimRequest {
+fn reservation(client: u8, boot: Uuid, intent: Intent) -> ReservationRequest {
+    ReservationRequest {
         intent,
         is_shared: false,
         connection: 0,
@@ -25,12 +25,12 @@ fn claim(client: u8, boot: Uuid, intent: Intent) -> ClaimRequest {
     }
 }
 
-fn client(claim: Option<ClaimRequest>) -> Client {
+fn client(reservation: Option<ReservationRequest>) -> Client {
     Client {
         peer: Peer::Unix { uid: None },
         is_tls: false,
         names: Vec::new(),
-        claim,
+        reservation,
         line: nbd::Line::default(),
     }
 }
@@ -42,13 +42,14 @@ async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
     pool.configure_volume("v", None, Some(true), None).await.unwrap();
-    let claims = Arc::new(Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
-    let exports = PoolExports::new(pool.clone(), claims.clone());
+    let reservations =
+        Arc::new(Reservations::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
+    let exports = PoolExports::new(pool.clone(), reservations.clone());
     let early = exports.open("v", &client(None)).await.unwrap();
-    let said = claim(1, Uuid::from_bytes([9; 16]), Intent::Attach);
+    let said = reservation(1, Uuid::from_bytes([9; 16]), Intent::Attach);
     let attached = exports.open("v", &client(Some(said.clone()))).await.unwrap();
     let volume = pool.volume("v").unwrap().id().0;
-    assert_eq!(claims.holders_of(volume), ["host1"], "it is known while nobody may write");
+    assert_eq!(reservations.holders_of(volume), ["host1"], "it is known while nobody may write");
     pool.configure_volume("v", None, Some(false), None).await.unwrap();
     attached.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
     assert!(early.limits().is_read_only);
@@ -63,9 +64,9 @@ async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
     // It returns while the volume is read-only, is ended, and never writes again.
     pool.configure_volume("v", None, Some(true), None).await.unwrap();
     drop(attached);
-    let again = ClaimRequest { intent: Intent::Go, ..said };
+    let again = ReservationRequest { intent: Intent::Go, ..said };
     let attached = exports.open("v", &client(Some(again.clone()))).await.unwrap();
-    assert_eq!(claims.fence(volume).await.unwrap(), ["host1"]);
+    assert_eq!(reservations.fence(volume).await.unwrap(), ["host1"]);
     pool.configure_volume("v", None, Some(false), None).await.unwrap();
     let refused = attached.write(0, pattern(3, 4096), NO_FUA).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Fenced);
@@ -80,10 +81,11 @@ async fn a_machine_behind_a_tunnel_is_known_by_when_it_was_started() {
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
-    let claims = Arc::new(Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
-    let exports = PoolExports::new(pool.clone(), claims);
-    let here = claim(1, block::env::boot_id(), Intent::Attach);
-    let elsewhere = claim(2, Uuid::from_bytes([9; 16]), Intent::Attach);
+    let reservations =
+        Arc::new(Reservations::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
+    let exports = PoolExports::new(pool.clone(), reservations);
+    let here = reservation(1, block::env::boot_id(), Intent::Attach);
+    let elsewhere = reservation(2, Uuid::from_bytes([9; 16]), Intent::Attach);
     let attached = exports.open("v", &client(Some(here.clone()))).await.unwrap();
     assert!(!attached.must_be_durable());
     drop(attached);
@@ -92,7 +94,7 @@ async fn a_machine_behind_a_tunnel_is_known_by_when_it_was_started() {
     assert!(attached.must_be_durable(), "it survives a reboot of this machine");
     drop(attached);
     exports.release(&elsewhere, &client(None)).await.unwrap();
-    pool.note_step_back(StepBack::TakeOver, Epoch(2)).await.unwrap();
+    pool.note_lost_writes(LostWrites::TakeOver, Epoch(2)).await.unwrap();
     let refused = exports.open("v", &client(Some(elsewhere))).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
     exports.open("v", &client(Some(here))).await.map(drop).unwrap();
@@ -107,7 +109,7 @@ async fn auto_means_write_for_a_client_on_another_machine() {
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("auto", MIB, Durability::Auto).await.unwrap();
     pool.create_volume("named", MIB, Durability::Flush).await.unwrap();
-    let exports = PoolExports::new(pool.clone(), claims(dir.path()));
+    let exports = PoolExports::new(pool.clone(), reservations(dir.path()));
     let local = ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"].map(str::to_owned);
     let remote = ["192.0.2.7:5", "[2001:db8::7]:5"].map(str::to_owned);
     for (addresses, is_remote) in [(&local[..], false), (&remote[..], true)] {
@@ -117,7 +119,7 @@ async fn auto_means_write_for_a_client_on_another_machine() {
                 peer,
                 is_tls: false,
                 names: Vec::new(),
-                claim: None,
+                reservation: None,
                 line: nbd::Line::default(),
             };
             let auto = exports.open("auto", &client).await.unwrap();
@@ -130,22 +132,27 @@ async fn auto_means_write_for_a_client_on_another_machine() {
         }
     }
     let peer = Peer::Unix { uid: None };
-    let client =
-        Client { peer, is_tls: false, names: Vec::new(), claim: None, line: nbd::Line::default() };
+    let client = Client {
+        peer,
+        is_tls: false,
+        names: Vec::new(),
+        reservation: None,
+        line: nbd::Line::default(),
+    };
     assert!(!exports.open("auto", &client).await.unwrap().must_be_durable());
     drop(exports);
     pool.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
+async fn after_a_reboot_a_client_elsewhere_is_not_lost_writes_silently() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let client = |peer| Client {
         peer,
         is_tls: false,
         names: Vec::new(),
-        claim: None,
+        reservation: None,
         line: nbd::Line::default(),
     };
     let remote = client(Peer::Tcp("192.0.2.7:5".parse().unwrap()));
@@ -163,8 +170,8 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     kill(pool).await;
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 3, 2).await;
     assert!(!is_proven);
-    pool.note_step_back(StepBack::Reboot, Epoch(2)).await.unwrap();
-    let exports = PoolExports::new(pool.clone(), claims(dir.path()));
+    pool.note_lost_writes(LostWrites::Reboot, Epoch(2)).await.unwrap();
+    let exports = PoolExports::new(pool.clone(), reservations(dir.path()));
     let refused = exports.open("named", &remote).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
     assert!(refused.chain().contains("spindle volume accept-loss named"), "{}", refused.chain());
@@ -177,25 +184,25 @@ async fn after_a_reboot_a_client_elsewhere_is_not_stepped_back_silently() {
     // The mark stays, although the log has nothing more to report, until an operator accepts it.
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 4, 2).await;
     assert!(is_proven);
-    let exports = PoolExports::new(pool.clone(), claims(dir.path()));
+    let exports = PoolExports::new(pool.clone(), reservations(dir.path()));
     assert!(exports.open("named", &remote).await.is_err());
-    assert!(!pool.accept_step_back("named", false).await.unwrap().is_stepped_back);
+    assert!(!pool.accept_loss("named", false).await.unwrap().has_lost_writes);
     exports.open("named", &remote).await.map(drop).unwrap();
     // A pool that was taken over has lost the data that existed only on the other machine, whatever
     // the durability.
     exports.open("auto", &remote).await.map(drop).unwrap();
     pool.create_volume("removed", MIB, Durability::Auto).await.unwrap();
     pool.remove_volume("removed", false).await.unwrap();
-    pool.note_step_back(StepBack::TakeOver, Epoch(3)).await.unwrap();
+    pool.note_lost_writes(LostWrites::TakeOver, Epoch(3)).await.unwrap();
     exports.open("auto", &remote).await.map(drop).unwrap_err();
-    assert!(pool.restore_volume("removed").await.unwrap().is_stepped_back);
+    assert!(pool.restore_volume("removed").await.unwrap().has_lost_writes);
     exports.open("removed", &remote).await.map(drop).unwrap_err();
-    pool.accept_step_back("named", false).await.unwrap();
-    let again = pool.accept_step_back("named", false).await.map(drop).unwrap_err();
+    pool.accept_loss("named", false).await.unwrap();
+    let again = pool.accept_loss("named", false).await.map(drop).unwrap_err();
     assert_eq!(again.kind(), ErrorKind::Invalid);
     drop(exports);
     kill(pool).await;
     let pool = open(dir.path(), &store, 5).await;
-    assert!(!pool.volume("named").unwrap().record().is_stepped_back);
+    assert!(!pool.volume("named").unwrap().record().has_lost_writes);
     pool.close().await.unwrap();
 }

@@ -38,8 +38,9 @@ async fn made(place: &Path) -> (Config, OpenPool) {
 
 fn attachments(config: &Config, open: &OpenPool) -> Attachments {
     let epoch = open.ownership.epoch();
-    let claims = Arc::new(Claims::open(config.dir(), epoch, Epoch(0), |_, _, _| true).unwrap());
-    let exports = Arc::new(PoolExports::new(open.pool.clone(), claims.clone()));
+    let reservations =
+        Arc::new(Reservations::open(config.dir(), epoch, Epoch(0), |_, _, _| true).unwrap());
+    let exports = Arc::new(PoolExports::new(open.pool.clone(), reservations.clone()));
     let options = devices::AttachmentsOptions {
         dir: config.dir().to_owned(),
         pool_name: "main".to_owned(),
@@ -48,7 +49,7 @@ fn attachments(config: &Config, open: &OpenPool) -> Attachments {
         payload_bytes_max: 8 << 20,
         conditions: open.conditions.clone(),
     };
-    Attachments::open(PoolVolumes::new(open.pool.clone(), claims), options).unwrap()
+    Attachments::open(PoolVolumes::new(open.pool.clone(), reservations), options).unwrap()
 }
 
 /// Leaves the state of a daemon that was killed while the volume is attached.

@@ -140,10 +140,10 @@ fn must_get_image(change: &PageChange, old: &Page) -> bool {
 /// Whether the change gives the page an image or unmaps all of it.
 fn gets_image(change: &PageChange, old: &Page) -> bool {
     let is_full = old.operand_count >= OPERANDS_MIN + change.page % OPERANDS_MIN;
-    is_full || is_whole(change) || old.has_hidden || is_emptied(change, old)
+    is_full || is_complete(change) || old.has_hidden || is_emptied(change, old)
 }
 
-fn is_whole(change: &PageChange) -> bool {
+fn is_complete(change: &PageChange) -> bool {
     u64::from(change.runs.iter().map(Run::count).sum::<u32>()) == PAGE_BLOCKS
 }
 

@@ -419,12 +419,12 @@ async fn damaged_once(is_whole_in_copy: bool, seeded_bugs: SeededBugs) -> bool {
         tier.destage(window, &Payloads).await.unwrap();
         copying.turn(&mut copier).await.unwrap();
     }
-    let is_whole = object(&*copying.target, &path).await == whole;
+    let is_complete = object(&*copying.target, &path).await == whole;
     let marks: Vec<_> =
         copying.target.list(Some(&Path::from("damaged"))).try_collect().await.unwrap();
-    assert!(!is_whole || marks.is_empty(), "{marks:?}");
+    assert!(!is_complete || marks.is_empty(), "{marks:?}");
     tier.close().await.unwrap();
-    is_whole
+    is_complete
 }
 
 #[test]
@@ -488,17 +488,17 @@ async fn taken_over_meanwhile(seeded_bugs: SeededBugs) -> bool {
         later
     };
     let (made, later) = tokio::join!(copier.pass(), takeover);
-    let mut is_whole = true;
+    let mut is_complete = true;
     if let Ok(Some(state)) = made {
         let copy = open_state(&copying.target, &state).await;
         for block in 1..=6 {
             let mut buf = vec![0; BLOCK_BYTES as usize];
-            is_whole &= copy.read(VolumeId(1), block * BLOCK_BYTES, &mut buf).await.is_ok();
+            is_complete &= copy.read(VolumeId(1), block * BLOCK_BYTES, &mut buf).await.is_ok();
         }
         copy.close().await.unwrap();
     }
     later.close().await.unwrap();
-    is_whole
+    is_complete
 }
 
 #[test]

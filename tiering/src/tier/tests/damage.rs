@@ -106,9 +106,9 @@ fn a_damaged_map_page_is_its_volumes_and_nobody_elses() {
         check(0, 100 * PAGE_SECTORS, false).await.unwrap();
 
         // Without the volume the window is accepted, and records where the rest is.
-        let files = vec![AsideFile { first_lsn: Lsn(11), last_lsn: Lsn(20), id: [7; 16] }];
+        let files = vec![NamedSpillFile { first_lsn: Lsn(11), last_lsn: Lsn(20), id: [7; 16] }];
         let mut without = plain_window(20, vec![(2, block_extent(0, 2))]);
-        without.asides = vec![(VolumeId(1), files.clone())];
+        without.stalled_volumes = vec![(VolumeId(1), files.clone())];
         tier.destage(without, &Payloads).await.unwrap();
         let mut found = vec![0; 512];
         tier.read(VolumeId(2), 0, &mut found).await.unwrap();
@@ -118,17 +118,17 @@ fn a_damaged_map_page_is_its_volumes_and_nobody_elses() {
         assert!(report.differences.iter().any(|line| line.starts_with(behind)), "{report:?}");
         tier.close().await.unwrap();
         let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
-        assert_eq!(tier.asides(), BTreeMap::from([(VolumeId(1), files)]));
+        assert_eq!(tier.stalled_volumes(), BTreeMap::from([(VolumeId(1), files)]));
 
         // A trim of many pages hides the damage. It cannot be folded, but other volumes' trims can.
         let mut late = trim_window(20, 1, 0..100);
-        late.asides = vec![(VolumeId(1), Vec::new())];
+        late.stalled_volumes = vec![(VolumeId(1), Vec::new())];
         late.late = Some(Lsn(20));
         let early = Window { last_lsn: Lsn(19), ..late.clone() };
         let refused = tier.destage(early, &Payloads).await.unwrap_err();
         assert_eq!(refused.error.kind(), ErrorKind::Invalid);
         assert!(!tier.destage(late, &Payloads).await.unwrap().was_done);
-        assert!(tier.asides().is_empty());
+        assert!(tier.stalled_volumes().is_empty());
         assert_eq!(tier.destaged_lsn(), Lsn(20));
         tier.destage(trim_window(21, 2, 0..100), &Payloads).await.unwrap();
         assert_eq!(tier.step(1000).await.unwrap_err().kind(), ErrorKind::Corrupt);

@@ -1,4 +1,4 @@
-//! Volumes with keys of their own: data under a destroyed key is lost, and no other data.
+//! Volumes with dedicated keys: data under a destroyed key is lost, and no other data.
 
 use super::*;
 use crate::map::SnapshotChange;

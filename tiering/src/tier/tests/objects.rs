@@ -202,12 +202,12 @@ fn an_unreadable_object_is_put_back_from_a_copy() {
         let (store, tier, paths) = pool(3, SeededBugs::default()).await;
         let copy = Arc::new(FaultStore::default());
         copy_to(&tier, &copy).await;
-        tier.set_mend_sources(vec![source("copy", &copy)]);
+        tier.set_repair_sources(vec![source("copy", &copy)]);
         store.inject(Op::Get, paths[0].as_ref(), u64::MAX, Fault::Unsent);
         let begun = SystemClock.now();
         assert_eq!(read(&tier, 1).await.unwrap(), 1);
         assert!(SystemClock.since(begun) < VERDICT_MAX, "{:?}", SystemClock.since(begun));
-        assert_eq!(tier.status().mended_count, 1);
+        assert_eq!(tier.status().repaired_count, 1);
         assert_eq!(tier.parts.pool.conditions.list(), []);
         tier.close().await.unwrap();
     });
@@ -228,7 +228,7 @@ async fn read_beside_a_hung_copy(seeded_bugs: SeededBugs) -> Duration {
     opened.seeded_bugs = seeded_bugs;
     let tier = Tier::open(opened).await.unwrap();
     hung.hold_gets(true);
-    tier.set_mend_sources(vec![source("hung", &hung), source("well", &well)]);
+    tier.set_repair_sources(vec![source("hung", &hung), source("well", &well)]);
     let begun = SystemClock.now();
     let reads = futures::future::join_all((1..=4).map(|volume| read(&tier, volume))).await;
     let took = SystemClock.since(begun);
@@ -271,19 +271,19 @@ fn a_restore_fetches_the_rest_and_goes_on_asking_for_what_the_copy_does_not_send
         let lacking = hydrated.unwrap();
         assert_eq!(lacking.missing, BTreeSet::new());
         assert_eq!(lacking.unreadable.keys().collect::<Vec<_>>(), [&paths[1]]);
-        assert!(!store.is_whole() && progress.counts(SystemClock.now()).bad_count == 1);
+        assert!(!store.is_complete() && progress.counts(SystemClock.now()).bad_count == 1);
         let here = segment_paths(&*own).await;
         assert_eq!(here, [&paths[..1], &paths[2..]].concat());
         // Giving up missing segments does not give up those that are present and not sent.
         let given_up = Arc::new(paths.iter().cloned().collect());
         let giving_up = HydrateOptions { given_up, ..HydrateOptions::default() };
         let lacking = restored.hydrate(&store, giving_up, &progress).await.unwrap();
-        assert!(!lacking.is_empty() && !store.is_whole());
+        assert!(!lacking.is_empty() && !store.is_complete());
         copy.clear_injected();
         // Each attempt asks the copy, whatever the previous one has found.
         let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress).await;
         assert_eq!(hydrated.unwrap(), Lacking::default());
-        assert!(store.is_whole() && progress.counts(SystemClock.now()).bad_count == 0);
+        assert!(store.is_complete() && progress.counts(SystemClock.now()).bad_count == 0);
         assert_eq!(segment_paths(&*own).await, paths);
         restored.close().await.unwrap();
         tier.close().await.unwrap();

@@ -13,14 +13,14 @@ use futures::{FutureExt, StreamExt};
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 
-fn left_out(
+fn excluded(
     state: &CopiedState,
     volumes: &BTreeSet<VolumeId>,
     first_new_volume: Option<u32>,
-) -> Option<LeftOut> {
+) -> Option<Excluded> {
     let (below, volumes) = (state.next_segment, Arc::new(volumes.clone()));
     let first_new_volume = first_new_volume.map(VolumeId);
-    Some(LeftOut { below, volumes, first_new_volume })
+    Some(Excluded { below, volumes, first_new_volume })
 }
 
 /// Returns the model restricted to some volumes.
@@ -42,7 +42,7 @@ async fn check_copy(
 ) {
     let objects: Arc<dyn ObjectStore> = target.clone();
     let mut opened = options(state_view(objects, state.manifest), state.epoch.0);
-    opened.left_out = left_out(state, volumes, None);
+    opened.excluded = excluded(state, volumes, None);
     let copy = Tier::open_read_only(opened).await.unwrap();
     only(clones, volumes).check_all(&copy).await;
     check_fsck(&copy).await;
@@ -139,7 +139,7 @@ async fn history(seed: u64, seeded_bugs: SeededBugs) -> u64 {
     let first_new_volume = clones.next_volume;
     let open = async |store: Arc<dyn ObjectStore>, epoch| {
         let mut opened = options(store, epoch);
-        opened.left_out = left_out(&state, &volumes, Some(first_new_volume));
+        opened.excluded = excluded(&state, &volumes, Some(first_new_volume));
         opened.seeded_bugs = seeded_bugs;
         let tier = Tier::open(opened).await.unwrap();
         // Like the daemon: keys of volumes that were made since.
@@ -153,7 +153,7 @@ async fn history(seed: u64, seeded_bugs: SeededBugs) -> u64 {
     let restored = open(restored_store.clone(), 2).await;
     part.check_all(&restored).await;
     // Reclaim begins before the volumes to drop are chosen.
-    restored.set_left_out(left_out(&state, &volumes, None));
+    restored.set_excluded(excluded(&state, &volumes, None));
     for _ in 0..3 {
         look_again(&restored);
         while restored.reclaim_step(EAGER).await.unwrap() != ReclaimReport::default() {}
@@ -163,7 +163,7 @@ async fn history(seed: u64, seeded_bugs: SeededBugs) -> u64 {
     }
     assert_eq!(restored.reclaim_status().stuck_count, 0);
     drop_others(&restored, &mut clones, &volumes).await;
-    restored.set_left_out(left_out(&state, &volumes, Some(first_new_volume)));
+    restored.set_excluded(excluded(&state, &volumes, Some(first_new_volume)));
     // A further copy waits until the pool no longer references segments that are missing
     // everywhere.
     let onward = Arc::new(FaultStore::default());
@@ -205,7 +205,7 @@ async fn history(seed: u64, seeded_bugs: SeededBugs) -> u64 {
     let report = check_fsck(&restored).await;
     restored.close().await.unwrap();
     let segments = own.list(Some(&Path::from("segments"))).count().await as u64;
-    assert_eq!(segments, report.segment_count, "everything that was left out is forgotten");
+    assert_eq!(segments, report.segment_count, "everything that was excluded is forgotten");
     lacked_count
 }
 
@@ -216,7 +216,7 @@ fn a_copy_of_some_volumes_has_what_they_show() {
         println!("SEED={seed}");
         lacked_count += runtime().block_on(history(seed, SeededBugs::default()));
     }
-    assert!(lacked_count > 20, "{lacked_count} segments were left out");
+    assert!(lacked_count > 20, "{lacked_count} segments were excluded");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn a_copy_of_some_volumes_has_what_they_share() {
         println!("SEED={seed}");
         lacked_count += with_dedup(|| runtime().block_on(history(seed, SeededBugs::default())));
     }
-    assert!(lacked_count > 20, "{lacked_count} segments were left out");
+    assert!(lacked_count > 20, "{lacked_count} segments were excluded");
 }
 
 #[test]
@@ -262,7 +262,7 @@ async fn reclaimed_before_the_choice(seeded_bugs: SeededBugs) -> u64 {
 
     let store = begin_restore(&target, &state, &own).await;
     let mut opened = options(store.clone(), 2);
-    opened.left_out = left_out(&state, &volumes, None);
+    opened.excluded = excluded(&state, &volumes, None);
     opened.seeded_bugs = seeded_bugs;
     let restored = Tier::open(opened).await.unwrap();
     for _ in 0..20 {
@@ -270,7 +270,7 @@ async fn reclaimed_before_the_choice(seeded_bugs: SeededBugs) -> u64 {
     }
     let damaged_count = restored.reclaim_status().stuck_count;
     restored.destage(trim_window(4, 2, 0..1), &Payloads).await.unwrap();
-    restored.set_left_out(left_out(&state, &volumes, Some(3)));
+    restored.set_excluded(excluded(&state, &volumes, Some(3)));
     step_all(&restored).await;
     reclaim_all(&restored).await;
     let status = restored.reclaim_status();

@@ -65,7 +65,7 @@ async fn live_restored(seed: u64) {
     // The source and its copy diverge from it.
     let mut other = World { rng: Rng::new(seed + 99), model: world.model.clone(), lsn: world.lsn };
     let progress = HydrateProgress::default();
-    let (mut is_whole, mut failed_count) = (false, 0);
+    let (mut is_complete, mut failed_count) = (false, 0);
     for turn in 0..24 {
         let op_count = 1 + world.rng.below(40);
         let made = world.window(op_count);
@@ -83,13 +83,13 @@ async fn live_restored(seed: u64) {
         }
         copying.turn(&mut copier).await.unwrap();
         check_random_reads(&restored, &world.model, &mut world.rng, 10).await;
-        if !is_whole && world.rng.below(2) == 0 {
+        if !is_complete && world.rng.below(2) == 0 {
             copying.target.fail_randomly(seed + turn, 12);
             let reads = check_random_reads(&tier, &other.model, &mut other.rng, 5);
             let hydrated = restored.hydrate(&store, HydrateOptions::default(), &progress);
             let (done, ()) = tokio::join!(hydrated, reads);
             copying.target.fail_randomly(0, 0);
-            is_whole = done.as_ref().is_ok_and(Lacking::is_empty);
+            is_complete = done.as_ref().is_ok_and(Lacking::is_empty);
             failed_count += u64::from(done.is_err());
         }
         if world.rng.below(5) == 0 {
@@ -221,18 +221,18 @@ fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
             assert_eq!((&lacking.missing, lacking.unreadable.len()), (&gone, 0));
             assert_eq!(progress.counts(SystemClock.now()).bad_count, 1);
             assert_eq!(own.list(Some(&folder)).count().await, 3);
-            assert!(!store.is_whole());
+            assert!(!store.is_complete());
         }
         // Unless a person gives it up. Other missing objects are not given up with it.
         let others = Arc::new(BTreeSet::from([Path::from("segments/1/another")]));
         let options = HydrateOptions { given_up: others, ..HydrateOptions::default() };
         let lacking = restored.hydrate(&store, options, &progress).await.unwrap();
-        assert!(!lacking.is_empty() && !store.is_whole());
+        assert!(!lacking.is_empty() && !store.is_complete());
         let given_up = Arc::new(gone.clone());
         let options = HydrateOptions { given_up, ..HydrateOptions::default() };
         let lacking = restored.hydrate(&store, options, &progress).await.unwrap();
         assert_eq!(lacking.missing, gone);
-        assert!(store.is_whole());
+        assert!(store.is_complete());
         restored.close().await.unwrap();
         tier.close().await.unwrap();
     });
@@ -341,9 +341,9 @@ async fn whole_beside_a_commit(seeded_bugs: SeededBugs) -> bool {
 fn a_restored_pool_has_everything_only_by_what_is_durable() {
     let run = |seeded_bugs| {
         let runtime = runtime();
-        let is_whole = runtime.block_on(whole_beside_a_commit(seeded_bugs));
+        let is_complete = runtime.block_on(whole_beside_a_commit(seeded_bugs));
         drop(runtime);
-        is_whole
+        is_complete
     };
     assert!(!run(SeededBugs::default()));
     let seeded_bugs = SeededBugs { complete_unsettled: true, ..SeededBugs::default() };
@@ -351,7 +351,7 @@ fn a_restored_pool_has_everything_only_by_what_is_durable() {
 }
 
 #[test]
-fn what_is_mended_in_a_restored_pool_is_read_from_there() {
+fn what_is_repaired_in_a_restored_pool_is_read_from_there() {
     runtime().block_on(async {
         let (tier, copying, state, paths) = copied().await;
         let last = paths.last().unwrap().clone();
@@ -362,8 +362,8 @@ fn what_is_mended_in_a_restored_pool_is_read_from_there() {
         let own = Arc::new(FaultStore::default());
         let store = begin_restore(&copying.target, &state, &own).await;
         let restored = Tier::open(options(store.clone(), 2)).await.unwrap();
-        let source = crate::repair::MendSource { name: "other".to_owned(), store: other };
-        restored.set_mend_sources(vec![source]);
+        let source = crate::repair::RepairSource { name: "other".to_owned(), store: other };
+        restored.set_repair_sources(vec![source]);
         let mut buf = vec![0; BLOCK_BYTES as usize];
         restored.read(VolumeId(1), 4 * BLOCK_BYTES, &mut buf).await.unwrap();
         assert!(buf.iter().all(|byte| *byte == 7) && object(&*own, &last).await == whole);

@@ -1,9 +1,9 @@
-//! Scrub and mending: damaged or missing segments are restored from copies exactly as they were,
+//! Scrub and repair: damaged or missing segments are restored from copies exactly as they were,
 //! and nothing else is.
 
 use super::*;
 use crate::copier::{CopierOptions, CopyProgress};
-use crate::repair::{Finding, MendSource};
+use crate::repair::{Finding, RepairSource};
 use crate::seeded_bugs::SeededBugs;
 use crate::segment::FOLDER;
 use crate::testing::Fault;
@@ -11,8 +11,8 @@ use futures::FutureExt;
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 
-pub(super) fn source(name: &str, store: &Arc<FaultStore>) -> MendSource {
-    MendSource { name: name.to_owned(), store: store.clone() }
+pub(super) fn source(name: &str, store: &Arc<FaultStore>) -> RepairSource {
+    RepairSource { name: name.to_owned(), store: store.clone() }
 }
 
 pub(super) async fn copy_to(tier: &Tier, target: &Arc<FaultStore>) {
@@ -113,13 +113,13 @@ async fn damaged_everywhere_but_once(seed: u64, seeded_bugs: SeededBugs) {
     }
     opened.epoch = Epoch(2);
     let tier = Tier::open(opened.clone()).await.unwrap();
-    tier.set_mend_sources(vec![source("near", &near), source("far", &far)]);
+    tier.set_repair_sources(vec![source("near", &near), source("far", &far)]);
     for (number, finding) in scrub(&tier).await {
         match finding {
             Finding::Whole { frame_count } => {
                 assert!(frame_count > 0 && !damaged.contains(&number), "{number}");
             }
-            Finding::Mended { source, .. } => {
+            Finding::Repaired { source, .. } => {
                 assert!(damaged.contains(&number), "{number} was whole");
                 let nearest = if damaged_near.contains(&number) { "far" } else { "near" };
                 assert_eq!(source, nearest, "{number}");
@@ -127,7 +127,7 @@ async fn damaged_everywhere_but_once(seed: u64, seeded_bugs: SeededBugs) {
             other => panic!("{number}: {other:?}"),
         }
     }
-    assert_eq!(tier.status().mended_count, damaged.len() as u64);
+    assert_eq!(tier.status().repaired_count, damaged.len() as u64);
     assert!(scrub(&tier).await.values().all(|one| matches!(one, Finding::Whole { .. })));
     for (path, bytes) in whole {
         assert_eq!(bytes_of(&*store, &path).await, Some(bytes), "{path}");
@@ -135,7 +135,7 @@ async fn damaged_everywhere_but_once(seed: u64, seeded_bugs: SeededBugs) {
     check_all(&tier, &world.model).await;
     check_fsck(&tier).await;
     tier.close().await.unwrap();
-    println!("SEED={seed}: {} of {} segments mended", damaged.len(), paths.len());
+    println!("SEED={seed}: {} of {} segments repaired", damaged.len(), paths.len());
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn what_is_damaged_is_put_back_from_a_copy() {
 /// A read is answered from a copy as soon as there is one; a segment that no copy has is reported
 /// and left alone.
 #[test]
-fn a_reader_mends_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
+fn a_reader_repairs_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
@@ -179,7 +179,7 @@ fn a_reader_mends_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
         assert!(is_bad(number_of(flipped)) && is_bad(number_of(gone)), "{found:?}");
         // A copy in which it is no better changes nothing either.
         let empty = Arc::new(FaultStore::default());
-        tier.set_mend_sources(vec![source("empty", &empty)]);
+        tier.set_repair_sources(vec![source("empty", &empty)]);
         let asked = empty.call_count(Op::Get);
         assert_eq!(read(1).await.unwrap_err().kind(), ErrorKind::Corrupt);
         assert!(empty.call_count(Op::Get) > asked);
@@ -194,14 +194,14 @@ fn a_reader_mends_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
         assert_eq!(bytes_of(&*store, gone).await, None);
         // Nor a copy that is away: the next scrub asks it.
         copy.set_away(true);
-        tier.set_mend_sources(vec![source("empty", &empty), source("copy", &copy)]);
+        tier.set_repair_sources(vec![source("empty", &empty), source("copy", &copy)]);
         assert_eq!(read(2).await.unwrap_err().kind(), ErrorKind::Corrupt);
         copy.set_away(false);
-        tier.set_mend_sources(vec![source("empty", &empty), source("copy", &copy)]);
+        tier.set_repair_sources(vec![source("empty", &empty), source("copy", &copy)]);
         for block in [1, 2, 3] {
             assert!(read(block).await.unwrap().iter().all(|byte| u64::from(*byte) == block));
         }
-        assert_eq!(tier.status().mended_count, 2);
+        assert_eq!(tier.status().repaired_count, 2);
         check_fsck(&tier).await;
         tier.close().await.unwrap();
     });
@@ -218,7 +218,7 @@ async fn back_after(request_count: u64) -> bool {
     copy_to(&tier, &copy).await;
     tier.close().await.unwrap();
     let tier = Tier::open(options(store.clone(), 2)).await.unwrap();
-    tier.set_mend_sources(vec![source("copy", &copy)]);
+    tier.set_repair_sources(vec![source("copy", &copy)]);
     store.inject(Op::Get, FOLDER, request_count, Fault::NotFound);
     let mut buf = vec![0; BLOCK_BYTES as usize];
     let asked = copy.call_count(Op::Get);
@@ -247,7 +247,7 @@ async fn reclaimed_while_it_is_put_back(seeded_bugs: SeededBugs) {
     }
     let copy = Arc::new(FaultStore::default());
     copy_to(&tier, &copy).await;
-    tier.set_mend_sources(vec![source("copy", &copy)]);
+    tier.set_repair_sources(vec![source("copy", &copy)]);
     let paths = segment_paths(&*store).await;
     store.damage(&paths[0], |bytes| bytes[100] ^= 1).await;
     copy.take_calls();
@@ -289,8 +289,8 @@ async fn churn(seed: u64) {
     let copy = Arc::new(FaultStore::default());
     let mut world = World::new(seed);
     let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
-    tier.set_mend_sources(vec![source("copy", &copy)]);
-    let (mut mended, mut failed) = (0, 0);
+    tier.set_repair_sources(vec![source("copy", &copy)]);
+    let (mut repaired, mut failed) = (0, 0);
     for _ in 0..25 {
         let op_count = 1 + world.rng.below(60);
         let made = world.window(op_count);
@@ -309,7 +309,7 @@ async fn churn(seed: u64) {
             loop {
                 match tier.scrub_next(last).await {
                     Ok(Some(one)) => {
-                        mended += u64::from(matches!(one.finding, Finding::Mended { .. }));
+                        repaired += u64::from(matches!(one.finding, Finding::Repaired { .. }));
                         last = one.info.number.0;
                     }
                     Ok(None) => break,
@@ -348,7 +348,7 @@ async fn churn(seed: u64) {
         tier.sweep_abandoned().await.unwrap();
     }
     assert_eq!(segment_paths(&*store).await.len() as u64, report.segment_count);
-    println!("SEED={seed}: {mended} mended, {failed} steps failed");
+    println!("SEED={seed}: {repaired} repaired, {failed} steps failed");
     tier.close().await.unwrap();
 }
 

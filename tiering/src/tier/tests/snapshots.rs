@@ -348,7 +348,7 @@ async fn block_at(tier: &Tier, at: Option<Lsn>, block: u64) -> u8 {
     buf[0]
 }
 
-/// A volume is aside while a snapshot of it is made; its late entries come before the snapshot or
+/// A volume is stalled while a snapshot of it is made; its late entries come before the snapshot or
 /// after it.
 #[test]
 fn what_comes_late_is_shown_by_the_snapshots_behind_it() {
@@ -356,19 +356,22 @@ fn what_comes_late_is_shown_by_the_snapshots_behind_it() {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
         tier.destage(plain_window(1, vec![(1, block_extent(0, 1))]), &Payloads).await.unwrap();
-        let file =
-            |first, last| AsideFile { first_lsn: Lsn(first), last_lsn: Lsn(last), id: [1; 16] };
+        let file = |first, last| NamedSpillFile {
+            first_lsn: Lsn(first),
+            last_lsn: Lsn(last),
+            id: [1; 16],
+        };
         // Windows up to 10 and 20 lack the volume; there is a snapshot at 10.
         for (lsn, files) in [(10, vec![file(2, 10)]), (20, vec![file(2, 10), file(11, 20)])] {
             let mut window = plain_window(lsn, vec![(2, block_extent(9, 9))]);
-            window.asides = vec![(VolumeId(1), files)];
+            window.stalled_volumes = vec![(VolumeId(1), files)];
             window.snapshots = if lsn == 10 { vec![made(1)] } else { Vec::new() };
             tier.destage(window, &Payloads).await.unwrap();
         }
         assert_eq!(block_at(&tier, Some(Lsn(10)), 0).await, 1, "it has not come yet");
-        let late = |lsn: u64, extent, left: Vec<AsideFile>| {
+        let late = |lsn: u64, extent, left: Vec<NamedSpillFile>| {
             let mut window = plain_window(20, vec![(1, extent)]);
-            window.asides = vec![(VolumeId(1), left)];
+            window.stalled_volumes = vec![(VolumeId(1), left)];
             window.late = Some(Lsn(lsn));
             window
         };

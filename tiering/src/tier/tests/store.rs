@@ -83,7 +83,7 @@ fn window_of(lsn: u64, start: u64, bytes: Vec<u8>) -> Window<Bytes> {
         last_lsn: Lsn(lsn),
         volume_records: Vec::new(),
         volumes: vec![(VolumeId(1), vec![extent])],
-        asides: Vec::new(),
+        stalled_volumes: Vec::new(),
         late: None,
         snapshots: Vec::new(),
     }

@@ -1,4 +1,4 @@
-//! Effect of windows on a volume: with concurrent reads, of any size, and with late windows in any
+//! Effect of windows on a volume: with concurrent reads, of any size, and with catch-up windows in any
 //! order.
 
 use super::*;
@@ -90,7 +90,7 @@ fn scattered_window(rng: &mut Rng, lsn: u64, block_count: u64, volume_bytes: u64
         last_lsn: Lsn(lsn),
         volume_records: Vec::new(),
         volumes,
-        asides: Vec::new(),
+        stalled_volumes: Vec::new(),
         late: None,
         snapshots: Vec::new(),
     }
@@ -131,7 +131,7 @@ fn a_volume_of_100_tib_stays_within_the_budget_and_is_trimmed_at_once() {
             last_lsn: Lsn(9),
             volume_records: Vec::new(),
             volumes: vec![(VolumeId(1), extents)],
-            asides: Vec::new(),
+            stalled_volumes: Vec::new(),
             late: None,
             snapshots: Vec::new(),
         };
@@ -169,9 +169,9 @@ fn late_windows_at_one_lsn_count_in_their_order() {
         let mut tier = Tier::open(options(store.clone(), 1)).await.unwrap();
         let late = |mut window: Window<Bytes>, is_last: bool| {
             window.late = Some(window.last_lsn);
-            let file = AsideFile { first_lsn: Lsn(1), last_lsn: Lsn(9), id: [7; 16] };
+            let file = NamedSpillFile { first_lsn: Lsn(1), last_lsn: Lsn(9), id: [7; 16] };
             let left = if is_last { Vec::new() } else { vec![file] };
-            window.asides = vec![(VolumeId(1), left)];
+            window.stalled_volumes = vec![(VolumeId(1), left)];
             window
         };
         let at = |page: u64| page * PAGE_SECTORS;

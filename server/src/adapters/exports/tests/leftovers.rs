@@ -43,7 +43,7 @@ struct World {
     dir: tempfile::TempDir,
     store: Arc<GatedStore>,
     pool: Arc<Pool>,
-    claims: Arc<Claims>,
+    reservations: Arc<Reservations>,
     server: Server<PoolExports>,
     serving: JoinHandle<Result<()>>,
 }
@@ -62,15 +62,16 @@ impl World {
         let pool = open_with(dir.path(), &store, 1, log_options, MAX_AGE).await;
         pool.create_volume("v", 64 * MIB, Durability::Auto).await.unwrap();
         pool.create_volume("filler", 64 * MIB, Durability::Auto).await.unwrap();
-        let claims = Claims::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap();
-        let claims = Arc::new(claims.settled_by({
+        let reservations =
+            Reservations::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap();
+        let reservations = Arc::new(reservations.settled_by({
             let pool = Arc::downgrade(&pool);
             move |_| {
                 let pool = pool.upgrade().expect("it is open");
                 async move { pool.settle().await }
             }
         }));
-        let exports = PoolExports::new(pool.clone(), claims.clone());
+        let exports = PoolExports::new(pool.clone(), reservations.clone());
         let options = ServerOptions { can_resize: true, ..options };
         let server = Server::new(Arc::new(exports), options).unwrap();
         let listener = Listener::unix(&dir.path().join("s"), 0o600, TlsMode::Off).await.unwrap();
@@ -78,7 +79,7 @@ impl World {
             let server = server.clone();
             async move { server.serve(listener).await }
         });
-        World { dir, store, pool, claims, server, serving }
+        World { dir, store, pool, reservations, server, serving }
     }
 
     fn socket(&self) -> PathBuf {
@@ -144,7 +145,7 @@ impl World {
     async fn end(self) {
         self.server.stop(Duration::from_secs(5));
         self.serving.await.unwrap().unwrap();
-        drop((self.server, self.claims));
+        drop((self.server, self.reservations));
         self.pool.close().await.unwrap();
     }
 }
@@ -333,14 +334,14 @@ async fn a_device_is_attached_after_requests_of_a_closed_connection_were_dropped
     drop(gone);
     let volume = world.pool.volume("v").unwrap();
     let id = volume.id().0;
-    let ended = tokio::time::timeout(SOON, world.claims.end_leftovers(id)).await;
+    let ended = tokio::time::timeout(SOON, world.reservations.end_leftovers(id)).await;
     ended.expect("it waits for the log").unwrap();
-    let claim = world.claims.attach(id, "v", false).expect("no connection has it open");
+    let reservation = world.reservations.attach(id, "v", false).expect("no connection has it open");
     assert_eq!(world.last_lsn(), before, "nothing is left in the queue");
     world.empty(filler).await;
     volume.write(AT, pattern(1, BLOCK), NO_FUA).await.unwrap();
     assert_eq!(read(&volume, AT, BLOCK).await.unwrap(), pattern(1, BLOCK));
-    drop((claim, volume));
+    drop((reservation, volume));
     world.end().await;
 }
 

@@ -4,7 +4,7 @@ use wal::TailLoss;
 
 /// Reasons why answered writes may be gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepBack {
+pub enum LostWrites {
     /// The machine stopped while writes were answered ahead of stable storage, and the log's end cannot be proven
     /// whole.
     Reboot,
@@ -18,31 +18,31 @@ pub enum StepBack {
     Remount,
 }
 
-impl From<TailLoss> for StepBack {
-    fn from(loss: TailLoss) -> StepBack {
+impl From<TailLoss> for LostWrites {
+    fn from(loss: TailLoss) -> LostWrites {
         match loss {
-            TailLoss::Reboot => StepBack::Reboot,
-            TailLoss::Remount => StepBack::Remount,
-            TailLoss::Failure => StepBack::FailedLog,
+            TailLoss::Reboot => LostWrites::Reboot,
+            TailLoss::Remount => LostWrites::Remount,
+            TailLoss::Failure => LostWrites::FailedLog,
         }
     }
 }
 
-impl StepBack {
+impl LostWrites {
     /// The cause in words.
     pub(super) fn why(self) -> &'static str {
         match self {
-            StepBack::Reboot => {
+            LostWrites::Reboot => {
                 "the machine stopped while writes were answered ahead of stable storage"
             }
-            StepBack::TakeOver => {
+            LostWrites::TakeOver => {
                 "the pool was taken over, and what its owner had not copied to the store is not here"
             }
-            StepBack::LostLog => {
+            LostWrites::LostLog => {
                 "the write log of this directory is gone, with what the store did not hold yet"
             }
-            StepBack::FailedLog => "the disk of the write log failed",
-            StepBack::Remount => {
+            LostWrites::FailedLog => "the disk of the write log failed",
+            LostWrites::Remount => {
                 "the file system of the write log was unmounted while writes were answered ahead of \
                  stable storage"
             }

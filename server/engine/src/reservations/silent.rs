@@ -1,11 +1,11 @@
 //! Raises a condition for each client that does not answer.
 
-use super::Claims;
+use super::Reservations;
 use block::conditions::Report;
 use block::{ConditionKind, Conditions, Silence};
 use std::collections::BTreeMap;
 
-impl Claims {
+impl Reservations {
     /// Raises a condition for each client that has a connection with write access to a volume and
     /// does not answer, and ends the conditions of the others. `name_of` returns the name of a
     /// volume as operators know it.
@@ -14,9 +14,9 @@ impl Claims {
         {
             let all = self.users.lock();
             for (volume, users) in all.iter() {
-                for gate in &users.connections {
-                    if let Some(silence) = gate.silence() {
-                        silent.insert((gate.label.clone(), *volume), silence);
+                for permit in &users.connections {
+                    if let Some(silence) = permit.silence() {
+                        silent.insert((permit.label.clone(), *volume), silence);
                     }
                 }
             }

@@ -16,7 +16,7 @@ pub enum Intent {
 /// Identifies a client across its connections, so that a volume can have a single writer, and so
 /// that requests of a lost connection end before those of its replacement begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimRequest {
+pub struct ReservationRequest {
     /// The purpose.
     pub intent: Intent,
     /// Other clients may also write to the volume.

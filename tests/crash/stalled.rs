@@ -1,4 +1,4 @@
-//! Deaths while a volume is aside: its stored data is damaged, so its writes go to side files.
+//! Deaths while a volume is stalled: its stored data is damaged, so its writes go to spill files.
 //! Whichever step the daemon dies at, no acknowledged write is lost, no old data comes back, and
 //! the other volume is not affected.
 //!
@@ -18,8 +18,8 @@ use tests::place::{binary, skip};
 use tests::seed::{Random, seeds};
 use tests::torture::Target;
 
-/// Fail points on the way of a side file. An ordinary destage passes some of them too.
-pub const WITH_SIDE_FILES: &[&str] = &[
+/// Fail points on the way of a spill file. An ordinary destage passes some of them too.
+pub const WITH_SPILL_FILES: &[&str] = &[
     "side-start",
     "side-written",
     "side-committed",
@@ -50,7 +50,7 @@ impl Window {
 /// All acknowledged writes.
 struct Written {
     seed: u64,
-    /// One sector amid the damage, which keeps the volume aside, and a window of each volume for
+    /// One sector amid the damage, which keeps the volume stalled, and a window of each volume for
     /// other writes.
     windows: [Window; 3],
     sequence: AtomicU64,
@@ -118,7 +118,7 @@ impl Written {
             if self.write(window, &mut connection, start..start + length, flags).is_err() {
                 return;
             }
-            // The daemon refuses writes to the volume once the side files hold several times the
+            // The daemon refuses writes to the volume once the spill files hold several times the
             // log.
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -213,7 +213,7 @@ impl World {
             let deadline = Instant::now() + PATIENCE;
             let mut is_to_heal = point.starts_with("late");
             self.load(|| {
-                // By then the side files hold writes that were acknowledged under load.
+                // By then the spill files hold writes that were acknowledged under load.
                 if is_to_heal && self.spill_file_count() > 2 {
                     self.heal();
                     is_to_heal = false;
@@ -231,7 +231,7 @@ impl World {
         assert_eq!(died.as_deref(), Some(point), "SEED={}", self.written.seed);
         // An ordinary destage passes some of these points too.
         let is_first = point == "side-start" && nth == 1;
-        assert!(is_first || self.spill_file_count() > 0, "it died without a side file");
+        assert!(is_first || self.spill_file_count() > 0, "it died without a spill file");
         for window in &self.written.windows {
             window.model.lock().expect("no panic holds it").crashed();
         }
@@ -279,7 +279,7 @@ fn a_death_loses_nothing(point: &str, nths: &[u64]) {
             world.die_at(point, *nth);
             world.restart();
             world.check_base(point.starts_with("late"));
-            // These writes are newer than every side file, and must stay so when the volume has
+            // These writes are newer than every spill file, and must stay so when the volume has
             // caught up.
             let end = Instant::now() + Duration::from_secs(1);
             world.load(|| Instant::now() > end);
@@ -288,7 +288,7 @@ fn a_death_loses_nothing(point: &str, nths: &[u64]) {
             while !world.daemon.command(&["drain"]).status.success() {
                 assert!(Instant::now() < end, "SEED={seed}: it does not catch up");
             }
-            assert_eq!(world.spill_file_count(), 0, "SEED={seed}: side files are left");
+            assert_eq!(world.spill_file_count(), 0, "SEED={seed}: spill files are left");
             world.daemon.kill();
             world.restart();
             world.check_base(true);
@@ -299,22 +299,22 @@ fn a_death_loses_nothing(point: &str, nths: &[u64]) {
 }
 
 #[test]
-fn a_death_before_a_side_file_is_written_loses_nothing() {
+fn a_death_before_a_spill_file_is_written_loses_nothing() {
     a_death_loses_nothing("side-start", &[1, 2]);
 }
 
 #[test]
-fn a_death_after_a_side_file_is_written_loses_nothing() {
+fn a_death_after_a_spill_file_is_written_loses_nothing() {
     a_death_loses_nothing("side-written", &[1, 2]);
 }
 
 #[test]
-fn a_death_after_the_metadata_names_a_side_file_loses_nothing() {
+fn a_death_after_the_metadata_names_a_spill_file_loses_nothing() {
     a_death_loses_nothing("side-committed", &[1, 2]);
 }
 
 #[test]
-fn a_death_after_the_log_gave_up_what_a_side_file_holds_loses_nothing() {
+fn a_death_after_the_log_gave_up_what_a_spill_file_holds_loses_nothing() {
     a_death_loses_nothing("side-released", &[1, 2]);
 }
 
@@ -324,6 +324,6 @@ fn a_death_after_a_volume_caught_up_in_the_metadata_loses_nothing() {
 }
 
 #[test]
-fn a_death_after_a_volume_dropped_its_side_files_loses_nothing() {
+fn a_death_after_a_volume_dropped_its_spill_files_loses_nothing() {
     a_death_loses_nothing("late-dropped", &[1]);
 }

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 /// All requests of one connection pass it, so that they can be stopped and waited for.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct Permit {
     is_closed: AtomicBool,
     /// The connection has ended.
     is_over: AtomicBool,
@@ -25,22 +25,22 @@ pub(crate) struct Gate {
 
 /// A request that is running.
 #[derive(Debug)]
-pub(crate) struct Passed<'a>(&'a Gate);
+pub(crate) struct PermitUse<'a>(&'a Permit);
 
-/// Like [`Passed`], for a task that may outlive the request.
+/// Like [`PermitUse`], for a task that may outlive the request.
 #[derive(Debug)]
-pub(crate) struct PassedOn(Arc<Gate>);
+pub(crate) struct PermitHeld(Arc<Permit>);
 
-impl Drop for PassedOn {
+impl Drop for PermitHeld {
     fn drop(&mut self) {
         self.0.leave();
     }
 }
 
-impl Gate {
-    pub(super) fn new(connection: &Connection<'_>) -> Arc<Gate> {
+impl Permit {
+    pub(super) fn new(connection: &Connection<'_>) -> Arc<Permit> {
         let (line, label) = (connection.line.clone(), connection.label.to_owned());
-        Arc::new(Gate { line, label, ..Gate::default() })
+        Arc::new(Permit { line, label, ..Permit::default() })
     }
 
     /// Returns the silence of the client, or `None` if it answers.
@@ -53,16 +53,16 @@ impl Gate {
     /// # Errors
     /// `Fenced`: another connection has replaced this one, its client has closed it and another
     /// client has come, or the attachment was ended.
-    pub(crate) fn pass(&self) -> Result<Passed<'_>> {
+    pub(crate) fn pass(&self) -> Result<PermitUse<'_>> {
         self.enter();
-        let passed = Passed(self);
+        let passed = PermitUse(self);
         self.check_open().map(|()| passed)
     }
 
-    /// Like [`Gate::pass`], for a task that may outlive the request.
-    pub(crate) fn pass_on(self: &Arc<Self>) -> Result<PassedOn> {
+    /// Like [`Permit::pass`], for a task that may outlive the request.
+    pub(crate) fn pass_on(self: &Arc<Self>) -> Result<PermitHeld> {
         self.enter();
-        let passed = PassedOn(self.clone());
+        let passed = PermitHeld(self.clone());
         self.check_open().map(|()| passed)
     }
 
@@ -146,7 +146,7 @@ impl Gate {
     }
 }
 
-impl Drop for Passed<'_> {
+impl Drop for PermitUse<'_> {
     fn drop(&mut self) {
         self.0.leave();
     }

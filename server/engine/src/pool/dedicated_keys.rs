@@ -21,7 +21,7 @@ impl VolumeRecord {
     /// Key that the volume's data is sealed with.
     #[must_use]
     pub fn key(&self) -> KeyId {
-        KeyId(self.own_key)
+        KeyId(self.dedicated_key)
     }
 }
 
@@ -34,12 +34,12 @@ impl Pool {
         self.shared.check_key(volume)
     }
 
-    /// Purges a volume and destroys its own key, so that its data cannot be read any more from any
+    /// Purges a volume and destroys its dedicated key, so that its data cannot be read any more from any
     /// copy. Also works for a volume that was already removed, or purged without destroying the
     /// key.
     ///
     /// # Errors
-    /// `NotFound`; `Invalid` for a volume without a key of its own; `Busy`, naming the other users
+    /// `NotFound`; `Invalid` for a volume without a dedicated key; `Busy`, naming the other users
     /// of the key; `Unavailable` while the store does not answer; errors of the log and the store,
     /// after which the call can be repeated.
     pub async fn erase_volume(&self, name: &str) -> Result<VolumeRecord> {
@@ -48,7 +48,7 @@ impl Pool {
         let key = record.key();
         if key.is_pool() {
             let what = format!(
-                "erase volume {name}: it has no key of its own, which only `spindle volume create --dedicated-key` gives; \
+                "erase volume {name}: it has no dedicated key, which only `spindle volume create --dedicated-key` gives; \
                  `spindle volume rm --now` removes it for good, and its data leaves the store after a while"
             );
             return Err(Error::new(ErrorKind::Invalid, what));
@@ -85,7 +85,7 @@ impl Pool {
                 "erase volume {name}: it is removed, but its key may be there still; repeat the command"
             ))
         })?;
-        tracing::info!(volume = %name, "erased: the volume's own key is destroyed");
+        tracing::info!(volume = %name, "erased: the volume's dedicated key is destroyed");
         Ok(record)
     }
 
@@ -160,7 +160,7 @@ impl Pool {
         self.volume_keys.destroyed_in()
     }
 
-    /// Reports whether the volume's own key is gone.
+    /// Reports whether the volume's dedicated key is gone.
     #[must_use]
     pub fn is_keyless(&self, record: &VolumeRecord) -> bool {
         !self.volume_keys.table().has(record.key())

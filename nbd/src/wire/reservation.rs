@@ -3,7 +3,7 @@
 
 use super::{Fields, STRING_BYTES_MAX, WireError};
 
-/// The purpose of a claim.
+/// The purpose of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
     /// The first connection of an attachment. Earlier attachments of the same client end.
@@ -16,8 +16,8 @@ pub enum Intent {
 
 /// Longest label in bytes. Chosen by hand: a host name (RFC 1035).
 pub const LABEL_BYTES_MAX: usize = 255;
-const CLAIM_VERSION: u16 = 1;
-const CLAIM_IS_SHARED: u16 = 1;
+const RESERVATION_VERSION: u16 = 1;
+const RESERVATION_IS_SHARED: u16 = 1;
 
 /// Data of CLAIM. It identifies the client across connections, so that a volume can have a single
 /// writer, and so that requests of a lost connection end before those of its replacement begin. All
@@ -25,8 +25,8 @@ const CLAIM_IS_SHARED: u16 = 1;
 /// flags (u16, 1: shared), connection (u16), client, boot, attachment (16 bytes each), label and
 /// export name (each a u32 length and UTF-8). The answer is ACK or an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimRequest {
-    /// The purpose of the claim.
+pub struct ReservationRequest {
+    /// The purpose of the reservation.
     pub intent: Intent,
     /// Other clients may also write to the volume.
     pub is_shared: bool,
@@ -45,14 +45,14 @@ pub struct ClaimRequest {
     pub export: String,
 }
 
-impl ClaimRequest {
+impl ReservationRequest {
     /// Decodes the data of a CLAIM option.
     ///
     /// # Errors
     /// The data is malformed or of a later version.
     pub fn decode(data: &[u8]) -> Result<Self, WireError> {
         let mut fields = Fields::new(data);
-        if fields.u16()? != CLAIM_VERSION {
+        if fields.u16()? != RESERVATION_VERSION {
             return Err(WireError::Length);
         }
         let intent = match fields.u16()? {
@@ -69,8 +69,17 @@ impl ClaimRequest {
         };
         let (label, export) = (text(LABEL_BYTES_MAX)?, text(STRING_BYTES_MAX)?);
         fields.end()?;
-        let is_shared = flags & CLAIM_IS_SHARED != 0;
-        Ok(ClaimRequest { intent, is_shared, connection, client, boot, attachment, label, export })
+        let is_shared = flags & RESERVATION_IS_SHARED != 0;
+        Ok(ReservationRequest {
+            intent,
+            is_shared,
+            connection,
+            client,
+            boot,
+            attachment,
+            label,
+            export,
+        })
     }
 
     /// Encodes the data of the option.
@@ -81,9 +90,9 @@ impl ClaimRequest {
             Intent::Go => 1,
             Intent::Release => 2,
         };
-        let flags = if self.is_shared { CLAIM_IS_SHARED } else { 0 };
+        let flags = if self.is_shared { RESERVATION_IS_SHARED } else { 0 };
         let mut out = Vec::new();
-        for field in [CLAIM_VERSION, intent, flags, self.connection] {
+        for field in [RESERVATION_VERSION, intent, flags, self.connection] {
             out.extend_from_slice(&field.to_be_bytes());
         }
         out.extend_from_slice(&self.client);
@@ -105,8 +114,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn request() -> ClaimRequest {
-        ClaimRequest {
+    fn request() -> ReservationRequest {
+        ReservationRequest {
             intent: Intent::Go,
             is_shared: true,
             connection: 3,
@@ -119,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_a_claim() {
+    fn the_bytes_of_a_reservation() {
         let parts: [&[u8]; 7] = [
             &[0, 1, 0, 1, 0, 1, 0, 3],
             &[1; 16],
@@ -131,30 +140,30 @@ mod tests {
         ];
         let bytes = parts.concat();
         assert_eq!(request().encode(), bytes);
-        assert_eq!(ClaimRequest::decode(&bytes).unwrap(), request());
+        assert_eq!(ReservationRequest::decode(&bytes).unwrap(), request());
     }
 
     #[test]
-    fn what_is_no_claim_is_refused() {
+    fn what_is_no_reservation_is_refused() {
         let good = request().encode();
         for length in 0..good.len() {
-            assert!(ClaimRequest::decode(&good[..length]).is_err(), "{length} bytes");
+            assert!(ReservationRequest::decode(&good[..length]).is_err(), "{length} bytes");
         }
         let more = [&good[..], &[0]].concat();
-        assert!(ClaimRequest::decode(&more).is_err(), "a byte too many");
+        assert!(ReservationRequest::decode(&more).is_err(), "a byte too many");
         for (index, byte) in [(1, 2), (3, 3), (60, 0xff)] {
             let mut bad = good.clone();
             bad[index] = byte;
-            assert!(ClaimRequest::decode(&bad).is_err(), "byte {index} is {byte}");
+            assert!(ReservationRequest::decode(&bad).is_err(), "byte {index} is {byte}");
         }
-        let long = ClaimRequest { label: "x".repeat(256), ..request() };
-        assert!(ClaimRequest::decode(&long.encode()).is_err(), "a label that is too long");
+        let long = ReservationRequest { label: "x".repeat(256), ..request() };
+        assert!(ReservationRequest::decode(&long.encode()).is_err(), "a label that is too long");
     }
 
     proptest! {
         #[test]
         fn bytes_that_make_no_sense_do_no_harm(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let _ = ClaimRequest::decode(&bytes);
+            let _ = ReservationRequest::decode(&bytes);
         }
     }
 }

@@ -34,7 +34,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     connect(&daemon, "own").write(0, &own_bytes, 0);
     let info = daemon.json(&["volume", "show", "own"]);
     assert_eq!(info["dedicated_key"], info["id"]);
-    refused(&daemon, &["volume", "rm", "plain", "--erase"], "no key of its own");
+    refused(&daemon, &["volume", "rm", "plain", "--erase"], "no dedicated key");
     let _ = daemon.json(&["snapshot", "create", "own@monday"]);
     let clone = daemon.json(&["clone", "own@monday", "clone"]);
     assert_eq!(clone["dedicated_key"], info["id"], "a clone shares the key");
@@ -84,7 +84,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     let mut thief = Daemon::new(SMALL, &[]);
     let kept = kept.display().to_string();
     thief.argue(&["--key-file", &key, "--store", &kept, "--take-over"]);
-    thief.announce("the volume's own key is not in the store");
+    thief.announce("the volume's dedicated key is not in the store");
     // The kept objects are an earlier state of the pool.
     thief.announce("is not brought up to date");
     thief.announce("may still have keys of volumes that were erased");

@@ -10,7 +10,7 @@ async fn ids(pool: &Pool) -> Vec<u32> {
 }
 
 async fn create_own(pool: &Pool, name: &str) -> Result<Arc<Volume>> {
-    let traits = VolumeTraits { own_key: true, ..VolumeTraits::default() };
+    let traits = VolumeTraits { dedicated_key: true, ..VolumeTraits::default() };
     pool.create_volume_with(name, MIB, Durability::Flush, traits).await
 }
 
@@ -42,7 +42,7 @@ async fn a_volume_is_erased_with_its_key_once_nothing_depends_on_it() {
         let error = erase(pool, name).await.unwrap_err();
         assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
     };
-    refused(&pool, "plain", ErrorKind::Invalid, "no key of its own").await;
+    refused(&pool, "plain", ErrorKind::Invalid, "no dedicated key").await;
     refused(&pool, "nobody", ErrorKind::NotFound, "nobody").await;
     refused(&pool, "clone", ErrorKind::Busy, "own").await;
     refused(&pool, "own", ErrorKind::Busy, "clone").await;

@@ -2,7 +2,7 @@
 //! reported.
 
 use super::*;
-use crate::state::Aside;
+use crate::state::StalledVolume;
 use block::ConditionKind;
 use block::env::{Clock, SystemClock};
 use object_store::{ObjectStoreExt, PutPayload};
@@ -77,16 +77,16 @@ impl World {
         World { dir, store, pool, bad, good, rotten }
     }
 
-    async fn set_aside() -> World {
+    async fn stall() -> World {
         let world = World::new().await;
         world.pool.destage_all().await.unwrap_err();
-        assert_eq!(world.aside().spill_file_count, 1);
+        assert_eq!(world.stalled().spill_file_count, 1);
         assert_eq!(spill_files(world.dir.path()).len(), 1);
         world
     }
 
-    fn aside(&self) -> Aside {
-        self.pool.destage_progress().aside.get(&self.bad.id().0).cloned().unwrap_or_default()
+    fn stalled(&self) -> StalledVolume {
+        self.pool.destage_progress().stalled.get(&self.bad.id().0).cloned().unwrap_or_default()
     }
 
     async fn reopen(self, epoch: u64) -> World {
@@ -110,16 +110,16 @@ async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
     let world = World::new().await;
     let mut written = 0;
     while written < 40 * MIB {
-        // More than twice the size of the log: without setting the volume aside, this would wait
+        // More than twice the size of the log: without stalling the volume, this would wait
         // for ever.
         let bytes = pattern(written, 65536);
         let write = world.good.write(written % (32 * MIB), bytes, NO_FUA);
         tokio::time::timeout(Duration::from_secs(30), write).await.expect("pinned").unwrap();
         written += 65536;
     }
-    let aside = world.aside();
-    assert_eq!((aside.spill_file_count, aside.is_refusing_writes), (1, false));
-    assert!(aside.reason.contains("segment"), "{}", aside.reason);
+    let stalled = world.stalled();
+    assert_eq!((stalled.spill_file_count, stalled.is_refusing_writes), (1, false));
+    assert!(stalled.reason.contains("segment"), "{}", stalled.reason);
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
     assert_eq!(read(&world.bad, 0, 512).await.unwrap_err().kind(), ErrorKind::Corrupt);
     // The store alone shows what it lacks, and waiting for it fails with the reason.
@@ -134,7 +134,7 @@ async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
     assert_eq!(read(&world.good, last % (32 * MIB), 65536).await.unwrap(), pattern(last, 65536));
     // The store heals (a copy was brought back): the volume catches up without any further writes.
     heal(&world.store, &world.rotten).await;
-    until("back", || world.pool.destage_progress().aside.is_empty()).await;
+    until("back", || world.pool.destage_progress().stalled.is_empty()).await;
     assert_eq!(read(&world.bad, 0, 4096).await.unwrap(), pattern(1, 65536)[..4096]);
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
     until("removed", || spill_files(world.dir.path()).is_empty()).await;
@@ -145,11 +145,11 @@ async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refused() {
-    let world = World::set_aside().await;
-    // No side file can be written for now, so that the ring fills up.
+    let world = World::stall().await;
+    // No spill file can be written for now, so that the ring fills up.
     let (log, away) = (world.dir.path().join("log"), world.dir.path().join("away"));
     std::fs::rename(&log, &away).unwrap();
-    // Far more than the volume may keep in the ring and in side files, all at once.
+    // Far more than the volume may keep in the ring and in spill files, all at once.
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..16u64 {
         let bad = world.bad.clone();
@@ -165,7 +165,7 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
     let good = world.good.clone();
     let waiting = tokio::spawn(async move { good.write(0, pattern(0, 65536), NO_FUA).await });
     let failure = || world.pool.destage_progress().failure.unwrap_or_default();
-    until("said", || failure().contains("set volume 1 aside")).await;
+    until("said", || failure().contains("stall volume 1")).await;
     assert!(!waiting.is_finished(), "the log was not full");
     std::fs::rename(&away, &log).unwrap();
     // The ring holds only the damaged volume, and none of its data can be destaged.
@@ -176,7 +176,7 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
         .unwrap();
     let mut longest = Duration::ZERO;
     let mut written = 0;
-    while written < 24 * MIB || !world.aside().is_refusing_writes {
+    while written < 24 * MIB || !world.stalled().is_refusing_writes {
         let started = SystemClock.now();
         let offset = written % (24 * MIB);
         let write = world.good.write(offset, pattern(offset, 65536), NO_FUA);
@@ -200,9 +200,9 @@ async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refuse
     );
     // A change without payload is accepted, because it may cover the damage.
     world.bad.discard(128 * MIB, MIB, false).await.unwrap();
-    let aside = world.aside();
-    let bytes = aside.log_bytes + aside.spill_bytes;
-    assert!(bytes > 16 * MIB && bytes <= 3 * 16 * MIB, "{aside:?}");
+    let stalled = world.stalled();
+    let bytes = stalled.log_bytes + stalled.spill_bytes;
+    assert!(bytes > 16 * MIB && bytes <= 3 * 16 * MIB, "{stalled:?}");
     // Reads continue, and writes do once the volume has healed.
     assert_eq!(read(&world.bad, 4096, 512).await.unwrap(), pattern(2, 512));
     heal(&world.store, &world.rotten).await;
@@ -230,7 +230,7 @@ async fn a_death_between_any_two_steps_loses_nothing_and_brings_nothing_old_back
     for step in steps.into_iter().chain(["late-committed", "late-dropped"]) {
         println!("{step}");
         let is_late = step.starts_with("late");
-        let mut world = World::set_aside().await;
+        let mut world = World::stall().await;
         let (bad, good) = (pattern(7, 65536), pattern(8, 65536));
         world.bad.write(65536, bad.clone(), NO_FUA).await.unwrap();
         world.good.write(0, good.clone(), NO_FUA).await.unwrap();
@@ -247,11 +247,11 @@ async fn a_death_between_any_two_steps_loses_nothing_and_brings_nothing_old_back
         world = world.reopen(2).await;
         assert_eq!(contents(&world).await, model, "{step}");
         // Only files that the metadata names exist.
-        let named: usize = world.pool.asides().values().map(Vec::len).sum();
+        let named: usize = world.pool.stalled_volumes().values().map(Vec::len).sum();
         let found = spill_files(world.dir.path()).len();
         assert!(found == named || !is_late, "{step}: {found} files, {named} named");
         assert!(!is_late || named == 0, "{step}");
-        // Data written and destaged from here on is newer than every side file.
+        // Data written and destaged from here on is newer than every spill file.
         heal(&world.store, &world.rotten).await;
         world.pool.destage_all().await.unwrap();
         world.bad.write(4096, pattern(20, 512), NO_FUA).await.unwrap();
@@ -268,7 +268,7 @@ async fn a_death_between_any_two_steps_loses_nothing_and_brings_nothing_old_back
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writing_over_the_damage_brings_a_volume_back() {
-    let world = World::set_aside().await;
+    let world = World::stall().await;
     // The write replaces the whole block, whose other sectors cannot be read.
     world.bad.write(4096, pattern(5, 4096), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap();
@@ -278,14 +278,14 @@ async fn writing_over_the_damage_brings_a_volume_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_with_many_side_files_keeps_a_bounded_number_of_them() {
-    let world = World::set_aside().await;
+async fn a_volume_with_many_spill_files_keeps_a_bounded_number_of_them() {
+    let world = World::stall().await;
     for round in 0..80u64 {
         world.bad.write(65536 + round * 4096, pattern(round, 4096), NO_FUA).await.unwrap();
         let lsn = world.pool.shared.log.flush().await.unwrap();
         world.pool.shared.wait_destaged(lsn).await.unwrap();
     }
-    let named: usize = world.pool.asides().values().map(Vec::len).sum();
+    let named: usize = world.pool.stalled_volumes().values().map(Vec::len).sum();
     assert_eq!(named, 64);
     until("merged files are gone", || spill_files(world.dir.path()).len() == named).await;
     let world = world.reopen(2).await;
@@ -303,8 +303,8 @@ async fn a_volume_with_many_side_files_keeps_a_bounded_number_of_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_or_damaged_side_file_closes_its_volume_and_no_other() {
-    let mut world = World::set_aside().await;
+async fn a_missing_or_damaged_spill_file_closes_its_volume_and_no_other() {
+    let mut world = World::stall().await;
     world.good.write(0, pattern(8, 65536), NO_FUA).await.unwrap();
     let file = spill_files(world.dir.path()).remove(0);
     let whole = std::fs::read(&file).unwrap();
@@ -329,7 +329,7 @@ async fn a_missing_or_damaged_side_file_closes_its_volume_and_no_other() {
             );
             assert!(said.contains("Bring it back") && !said.contains("volume rm"), "{said}");
         }
-        assert!(world.aside().is_closed && world.aside().reason.contains("side-1-"));
+        assert!(world.stalled().is_closed && world.stalled().reason.contains("side-1-"));
         assert!(world.pool.is_closed(&world.bad) && !world.pool.is_closed(&world.good));
         assert_eq!(read(&world.good, 0, 65536).await.unwrap(), pattern(8, 65536));
         world.good.write(0, pattern(8, 65536), NO_FUA).await.unwrap();
@@ -346,7 +346,7 @@ async fn a_missing_or_damaged_side_file_closes_its_volume_and_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
-    let world = World::set_aside().await;
+    let world = World::stall().await;
     world.good.write(0, pattern(8, 65536), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap_err();
     let World { pool, bad, good, store, dir: first, rotten } = world;
@@ -357,8 +357,8 @@ async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
     let (bad, good) = (pool.volume("bad").unwrap(), pool.volume("good").unwrap());
     assert_eq!(read(&good, 0, 65536).await.unwrap(), pattern(8, 65536));
     assert!(read(&bad, 4096, 512).await.is_err(), "old data as if it were the newest");
-    let aside = pool.destage_progress().aside[&bad.id().0].clone();
-    assert!(aside.is_closed && aside.since_lsn > 0 && aside.reason.contains("side-1-"));
+    let stalled = pool.destage_progress().stalled[&bad.id().0].clone();
+    assert!(stalled.is_closed && stalled.since_lsn > 0 && stalled.reason.contains("side-1-"));
     let problems = pool.fsck().await.unwrap().problems();
     assert!(problems.iter().any(|line| line.contains("volume 1 is behind")), "{problems:?}");
     // The first machine's file completes the volume here, too.
@@ -377,7 +377,7 @@ async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
     let pool = open(dir.path(), &store, 4).await;
     pool.remove_volume("bad", true).await.unwrap();
     pool.destage_all().await.unwrap();
-    assert!(pool.asides().is_empty() && pool.destage_progress().aside.is_empty());
+    assert!(pool.stalled_volumes().is_empty() && pool.destage_progress().stalled.is_empty());
     heal(&store, &rotten).await;
     assert_eq!(pool.fsck().await.unwrap().problems(), Vec::<String>::new());
     pool.close().await.unwrap();
@@ -468,7 +468,7 @@ async fn what_rots_in_the_log_is_an_error_until_it_is_written_over() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flush_with_durability_store_of_a_volume_that_is_behind_fails() {
-    let world = World::set_aside().await;
+    let world = World::stall().await;
     world.pool.configure_volume("bad", Some(Durability::Store), None, None).await.unwrap();
     let failed = world.bad.flush().await.unwrap_err();
     assert_eq!(failed.kind(), ErrorKind::Unavailable);
@@ -481,7 +481,7 @@ async fn a_flush_with_durability_store_of_a_volume_that_is_behind_fails() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shrinking_and_growing_again_shows_no_old_contents() {
-    let world = World::set_aside().await;
+    let world = World::stall().await;
     world.bad.write(128 * MIB, pattern(9, 4096), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap_err();
     world.pool.resize_volume("bad", 64 * MIB, true).await.unwrap();
@@ -496,10 +496,10 @@ async fn shrinking_and_growing_again_shows_no_old_contents() {
     world.close().await;
 }
 
-/// Number of rounds that make a backlog of several late windows.
+/// Number of rounds that make a backlog of several catch-up windows.
 const ROUNDS: u64 = 12;
 
-/// Builds a backlog and returns the volume's contents. There is one side file for each round, each
+/// Builds a backlog and returns the volume's contents. There is one spill file for each round, each
 /// over the middle of the previous one.
 async fn backlog(world: &World) -> Vec<u8> {
     let mut model = vec![0; 8 << 20];
@@ -539,16 +539,16 @@ async fn check_backlog(volume: &Volume, model: &[u8]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_backlog_comes_back_in_parts_oldest_first() {
-    let mut world = World::set_aside().await;
+    let mut world = World::stall().await;
     let model = backlog(&world).await;
-    let before = world.aside();
+    let before = world.stalled();
     assert!(before.spill_bytes > 3 * 2 * MIB && before.spill_file_count >= ROUNDS, "{before:?}");
     // A crash in the middle: the files that are left are still needed, and there are no others.
     *world.pool.shared.ends_at.lock() = Some("late-committed");
     heal(&world.store, &world.rotten).await;
     until("committed", || world.pool.shared.is_stopped()).await;
     world = world.reopen(2).await;
-    let named: usize = world.pool.asides().values().map(Vec::len).sum();
+    let named: usize = world.pool.stalled_volumes().values().map(Vec::len).sum();
     assert!(0 < named && named < before.spill_file_count as usize, "{named} files");
     check_backlog(&world.bad, &model).await;
     // The other volumes make progress between the parts.
@@ -556,9 +556,9 @@ async fn a_large_backlog_comes_back_in_parts_oldest_first() {
     for round in 0..64 {
         let bytes = pattern(round, 65536);
         world.good.write(round * 65536, bytes, NO_FUA).await.unwrap();
-        let aside = world.aside();
-        assert!(aside.spill_file_count == 0 || aside.since_lsn >= since, "{aside:?}");
-        since = aside.since_lsn;
+        let stalled = world.stalled();
+        assert!(stalled.spill_file_count == 0 || stalled.since_lsn >= since, "{stalled:?}");
+        since = stalled.since_lsn;
     }
     world.pool.destage_all().await.unwrap();
     check_backlog(&world.bad, &model).await;
@@ -571,7 +571,7 @@ async fn a_large_backlog_comes_back_in_parts_oldest_first() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_backlog_comes_back_when_only_its_newest_part_covers_the_damage() {
-    let world = World::set_aside().await;
+    let world = World::stall().await;
     let mut model = backlog(&world).await;
     // Only the oldest file cannot be destaged: its sector needs a damaged block.
     let bytes = pattern(50, 4096);
@@ -584,8 +584,8 @@ async fn a_large_backlog_comes_back_when_only_its_newest_part_covers_the_damage(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_missing_side_file_held_can_be_given_up() {
-    let world = World::set_aside().await;
+async fn what_a_missing_spill_file_held_can_be_given_up() {
+    let world = World::stall().await;
     world.bad.write(65536, pattern(6, 65536), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap_err();
     // Data that only the ring has is newer than the missing data, too.
@@ -594,14 +594,14 @@ async fn what_a_missing_side_file_held_can_be_given_up() {
     std::fs::remove_file(spill_files(world.dir.path()).remove(0)).unwrap();
     let world = world.reopen(2).await;
     heal(&world.store, &world.rotten).await;
-    // The volume has stepped back as well. Recording that must not keep the pool from opening.
-    world.pool.note_step_back(StepBack::TakeOver, Epoch(2)).await.unwrap();
-    let refused = world.pool.accept_step_back("bad", false).await.unwrap_err();
+    // The volume has lost writes as well. Recording that must not keep the pool from opening.
+    world.pool.note_lost_writes(LostWrites::TakeOver, Epoch(2)).await.unwrap();
+    let refused = world.pool.accept_loss("bad", false).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.to_string().contains("--discard-local-writes"), "{refused}");
     assert!(read(&world.bad, 0, 512).await.is_err());
-    let record = world.pool.accept_step_back("bad", true).await.unwrap();
-    assert!(!record.is_stepped_back);
+    let record = world.pool.accept_loss("bad", true).await.unwrap();
+    assert!(!record.has_lost_writes);
     // State of the store before the first missing write, without anything that came later.
     let check = async |world: &World| {
         let found = read(&world.bad, 0, 262_144).await.unwrap();
@@ -619,8 +619,8 @@ async fn what_a_missing_side_file_held_can_be_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_that_is_aside_is_a_condition() {
-    let world = World::set_aside().await;
+async fn a_volume_that_is_stalled_is_a_condition() {
+    let world = World::stall().await;
     let conditions = world.pool.tier().conditions();
     let stalled = || {
         let list = conditions.list().into_iter();
@@ -630,7 +630,7 @@ async fn a_volume_that_is_aside_is_a_condition() {
     assert_eq!(stalled()[0].subject, "bad");
     let report = stalled()[0].report.clone();
     assert!(report.what.contains("volume bad cannot be destaged"), "{report:?}");
-    assert!(report.cost.contains("in 1 side files"), "{report:?}");
+    assert!(report.cost.contains("in 1 spill files"), "{report:?}");
     heal(&world.store, &world.rotten).await;
     world.pool.destage_all().await.unwrap();
     assert_eq!(stalled(), []);
@@ -638,27 +638,27 @@ async fn a_volume_that_is_aside_is_a_condition() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_side_file_that_cannot_be_written_leaves_nothing_behind() {
-    let world = World::set_aside().await;
+async fn a_spill_file_that_cannot_be_written_leaves_nothing_behind() {
+    let world = World::stall().await;
     let other = world.pool.create_volume("other", 64 * MIB, Durability::Flush).await.unwrap();
     heal(&world.store, &world.rotten).await;
     world.pool.destage_all().await.unwrap();
     other.write(0, pattern(3, 65536), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap();
     let rotten = rot(&world.store).await;
-    // Both are damaged in one generation, and the second volume's side file cannot be written.
+    // Both are damaged in one generation, and the second volume's spill file cannot be written.
     *world.pool.shared.spill_fails_of.lock() = Some(other.id());
     world.bad.write(4096, pattern(4, SECTOR), NO_FUA).await.unwrap();
     other.write(4096, pattern(5, SECTOR), NO_FUA).await.unwrap();
     let failure = || world.pool.destage_progress().failure.unwrap_or_default();
-    let wanted = format!("set volume {} aside", other.id());
+    let wanted = format!("stall volume {}", other.id());
     until("said", || failure().contains(&wanted)).await;
     let is_failing =
         || world.pool.tier().conditions().is_raised(ConditionKind::DestageFailing, "pool");
     assert!(is_failing());
     until("nothing is left", || spill_files(world.dir.path()).is_empty()).await;
     *world.pool.shared.spill_fails_of.lock() = None;
-    until("both are aside", || world.pool.destage_progress().aside.len() == 2).await;
+    until("both are stalled", || world.pool.destage_progress().stalled.len() == 2).await;
     until("no failure is told", || !is_failing()).await;
     assert_eq!(read(&other, 4096, SECTOR).await.unwrap(), pattern(5, SECTOR));
     heal(&world.store, &rotten).await;

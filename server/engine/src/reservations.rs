@@ -13,14 +13,14 @@
 //!   write log are visible then, or were taken back. A connection counts as ended when its client has closed it, even
 //!   if it still has requests to read and to run. Open connections are not affected (`leftovers`).
 
-mod gate;
 mod leftovers;
+mod permit;
 mod request;
 mod silent;
 
-pub(crate) use self::gate::{Gate, Passed};
 use self::leftovers::drain_deadline;
-pub use self::request::{ClaimRequest, Connection, Intent};
+pub(crate) use self::permit::{Permit, PermitUse};
+pub use self::request::{Connection, Intent, ReservationRequest};
 use block::durable_file::write_durably;
 use block::quantities::unix_seconds_now;
 use block::{Epoch, Error, ErrorKind, Result};
@@ -40,9 +40,9 @@ const NAMED_MAX: usize = 4;
 /// whole.
 const HOLDER_COUNT_MAX: usize = 1024;
 
-/// The claims on the volumes of a pool.
+/// The reservations on the volumes of a pool.
 #[derive(Debug)]
-pub struct Claims {
+pub struct Reservations {
     path: PathBuf,
     epoch: Epoch,
     users: Mutex<HashMap<u32, Users>>,
@@ -68,7 +68,7 @@ impl std::fmt::Debug for Settle {
 #[derive(Debug, Default)]
 struct Users {
     /// NBD connections that may write, the oldest first.
-    connections: Vec<Arc<Gate>>,
+    connections: Vec<Arc<Permit>>,
     device: Option<IsShared>,
     holders: Vec<Holder>,
     /// Running changes during which nothing may attach.
@@ -81,7 +81,7 @@ type IsShared = bool;
 #[derive(Debug)]
 struct Holder {
     record: Record,
-    gates: HashMap<u16, Arc<Gate>>,
+    gates: HashMap<u16, Arc<Permit>>,
     /// The attachment is over and no longer on disk, but its queued requests may still arrive.
     is_ended: bool,
 }
@@ -96,7 +96,7 @@ impl Holder {
         if self.gates.is_empty() {
             return " (without a connection at the moment)".to_owned();
         }
-        let silences = self.gates.values().map(|gate| gate.silence());
+        let silences = self.gates.values().map(|permit| permit.silence());
         match silences.collect::<Option<Vec<_>>>() {
             Some(all) => all
                 .into_iter()
@@ -121,8 +121,9 @@ struct Record {
     attached_at: u64,
     /// Newest epoch of the pool in which it was attached.
     epoch: u64,
-    /// The volume had stepped back before the client attached: the client has seen nothing else.
-    is_stepped_back: bool,
+    /// The volume had lost writes before the client attached: the client has seen nothing else.
+    #[serde(rename = "is_stepped_back")]
+    has_lost_writes: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -150,42 +151,42 @@ pub struct ClientInfo {
     pub attached_at: u64,
 }
 
-/// A claim, given up when it is dropped.
+/// A reservation, given up when it is dropped.
 #[derive(Debug)]
-pub struct Claim {
-    claims: Arc<Claims>,
+pub struct Reservation {
+    reservations: Arc<Reservations>,
     volume: u32,
     /// `None` for a device.
-    gate: Option<Arc<Gate>>,
+    permit: Option<Arc<Permit>>,
     /// Attachment of a client that identified itself, and the number of its connection.
     named: Option<(Uuid, u16)>,
 }
 
-impl Claim {
-    /// Resolves when the claim is no longer valid.
+impl Reservation {
+    /// Resolves when the reservation is no longer valid.
     pub(crate) async fn revoked(&self) {
-        match self.gate() {
-            Some(gate) => gate.closed().await,
+        match self.permit() {
+            Some(permit) => permit.closed().await,
             None => std::future::pending().await,
         }
     }
 
     /// The gate that every request of the connection passes.
-    pub(crate) fn gate(&self) -> Option<&Arc<Gate>> {
-        self.gate.as_ref()
+    pub(crate) fn permit(&self) -> Option<&Arc<Permit>> {
+        self.permit.as_ref()
     }
 }
 
 /// Keeps a volume from being attached until it is dropped.
 #[derive(Debug)]
-pub struct Unattached {
-    claims: Arc<Claims>,
+pub struct DetachGuard {
+    reservations: Arc<Reservations>,
     volume: u32,
 }
 
-impl Drop for Unattached {
+impl Drop for DetachGuard {
     fn drop(&mut self) {
-        let mut all = self.claims.users.lock();
+        let mut all = self.reservations.users.lock();
         if let Some(users) = all.get_mut(&self.volume) {
             users.change_count -= 1;
         }
@@ -193,10 +194,10 @@ impl Drop for Unattached {
     }
 }
 
-impl Claims {
+impl Reservations {
     /// Reads from directory `dir` which clients have volumes. A list that is older than `not_before` was restored from
     /// a backup, and grants nothing. `is_current` tells whether the client of a volume has seen the volume's actual
-    /// history. Its arguments are the volume, the epoch of the last attachment, and whether the volume had stepped back
+    /// history. Its arguments are the volume, the epoch of the last attachment, and whether the volume had lost writes
     /// before. Other clients are forgotten, and refused when they come back.
     ///
     /// # Errors
@@ -206,14 +207,14 @@ impl Claims {
         epoch: Epoch,
         not_before: Epoch,
         is_current: impl Fn(u32, Epoch, bool) -> bool,
-    ) -> Result<Claims> {
+    ) -> Result<Reservations> {
         let path = dir.join(FILE);
         let (written_in, found) = read(&path)?;
         let had_some = !found.is_empty() || not_before.0 > 0;
         let is_old = written_in < not_before.0;
         let mut users: HashMap<u32, Users> = HashMap::new();
         for record in found {
-            if is_old || !is_current(record.volume, Epoch(record.epoch), record.is_stepped_back) {
+            if is_old || !is_current(record.volume, Epoch(record.epoch), record.has_lost_writes) {
                 tracing::warn!(
                     volume = record.volume,
                     client = record.label,
@@ -227,7 +228,7 @@ impl Claims {
             let holder = Holder::new(record);
             users.entry(holder.record.volume).or_default().holders.push(holder);
         }
-        let claims = Claims {
+        let reservations = Reservations {
             path,
             epoch,
             users: Mutex::new(users),
@@ -236,31 +237,31 @@ impl Claims {
             unsettled: Mutex::default(),
         };
         if had_some {
-            claims.write(claims.records())?;
+            reservations.write(reservations.records())?;
         }
-        Ok(claims)
+        Ok(reservations)
     }
 
     /// Sets `settle`, which resolves when everything queued for a volume before the call is visible.
     #[must_use]
-    pub fn settled_by<F>(self, settle: impl Fn(u32) -> F + Send + Sync + 'static) -> Claims
+    pub fn settled_by<F>(self, settle: impl Fn(u32) -> F + Send + Sync + 'static) -> Reservations
     where
         F: Future<Output = Result<()>> + Send + 'static,
     {
-        Claims { settle: Settle(Box::new(move |volume| Box::pin(settle(volume)))), ..self }
+        Reservations { settle: Settle(Box::new(move |volume| Box::pin(settle(volume)))), ..self }
     }
 
-    /// Like [`Claims::connect_from`], without a connection.
+    /// Like [`Reservations::connect_from`], without a connection.
     #[cfg(test)]
     pub(crate) async fn connect(
         self: &Arc<Self>,
         volume: u32,
         name: &str,
-        is_stepped_back: bool,
-        request: Option<&ClaimRequest>,
-    ) -> Result<Claim> {
+        has_lost_writes: bool,
+        request: Option<&ReservationRequest>,
+    ) -> Result<Reservation> {
         let from = Connection { line: None, label: "a test" };
-        self.connect_from(volume, name, is_stepped_back, request, from).await
+        self.connect_from(volume, name, has_lost_writes, request, from).await
     }
 
     /// Registers an NBD connection that may write to volume `volume`, which people know as `name`.
@@ -273,16 +274,16 @@ impl Claims {
         self: &Arc<Self>,
         volume: u32,
         name: &str,
-        is_stepped_back: bool,
-        request: Option<&ClaimRequest>,
+        has_lost_writes: bool,
+        request: Option<&ReservationRequest>,
         connection: Connection<'_>,
-    ) -> Result<Claim> {
+    ) -> Result<Reservation> {
         let until = drain_deadline();
         let Some(request) = request else {
-            let claim = self.connect_unnamed(volume, name, Gate::new(&connection))?;
-            // Precedes the first request. If it fails, the claim is given up.
-            self.end_left(volume, claim.gate(), until).await?;
-            return Ok(claim);
+            let reservation = self.connect_unnamed(volume, name, Permit::new(&connection))?;
+            // Precedes the first request. If it fails, the reservation is given up.
+            self.end_left(volume, reservation.permit(), until).await?;
+            return Ok(reservation);
         };
         let _one_at_a_time = self.changes.lock().await;
         self.end_left(volume, None, until).await?; // an ended connection would block it
@@ -296,7 +297,7 @@ impl Claims {
             is_shared: request.is_shared,
             attached_at: unix_seconds_now(),
             epoch: self.epoch.0,
-            is_stepped_back,
+            has_lost_writes,
         };
         let is_new = request.intent == Intent::Attach;
         let (old, replaced) = self.admit(&record, name, request)?;
@@ -310,19 +311,19 @@ impl Claims {
             }
             return Err(error);
         }
-        let gate = Gate::new(&connection);
-        let claim = {
+        let permit = Permit::new(&connection);
+        let reservation = {
             let mut all = self.users.lock();
             let users = all.entry(volume).or_default();
             let is_it = |holder: &&mut Holder| holder.record.attachment == attachment;
             let holder = users.holders.iter_mut().find(is_it).ok_or_else(|| fenced(name))?;
-            holder.gates.insert(request.connection, gate.clone());
-            users.connections.push(gate.clone());
+            holder.gates.insert(request.connection, permit.clone());
+            users.connections.push(permit.clone());
             let named = Some((attachment, request.connection));
-            Claim { claims: self.clone(), volume, gate: Some(gate), named }
+            Reservation { reservations: self.clone(), volume, permit: Some(permit), named }
         };
-        self.end_left(volume, claim.gate(), until).await?;
-        Ok(claim)
+        self.end_left(volume, reservation.permit(), until).await?;
+        Ok(reservation)
     }
 
     /// Registers a connection that does not identify its client.
@@ -330,8 +331,8 @@ impl Claims {
         self: &Arc<Self>,
         volume: u32,
         name: &str,
-        gate: Arc<Gate>,
-    ) -> Result<Claim> {
+        permit: Arc<Permit>,
+    ) -> Result<Reservation> {
         let mut all = self.users.lock();
         let users = all.entry(volume).or_default();
         let allowed = users.check_device(name, None).and_then(|()| users.check_holders(name, None));
@@ -339,8 +340,8 @@ impl Claims {
             forget_if_unused(&mut all, volume);
             return Err(error);
         }
-        users.connections.push(gate.clone());
-        Ok(Claim { claims: self.clone(), volume, gate: Some(gate), named: None })
+        users.connections.push(permit.clone());
+        Ok(Reservation { reservations: self.clone(), volume, permit: Some(permit), named: None })
     }
 
     /// Decides on a client. A client that attaches holds the volume from here on, so that no other client comes in
@@ -350,8 +351,8 @@ impl Claims {
         &self,
         record: &Record,
         name: &str,
-        request: &ClaimRequest,
-    ) -> Result<(Vec<Arc<Gate>>, Option<Holder>)> {
+        request: &ReservationRequest,
+    ) -> Result<(Vec<Arc<Permit>>, Option<Holder>)> {
         let mut all = self.users.lock();
         let holder_count: usize = all.values().map(|users| users.holders.len()).sum();
         let users = all.entry(record.volume).or_default();
@@ -367,7 +368,7 @@ impl Claims {
             return Err(error);
         }
         let own = users.holders.iter().position(|holder| holder.record.client == record.client);
-        let mut old: Vec<Arc<Gate>> = Vec::new();
+        let mut old: Vec<Arc<Permit>> = Vec::new();
         let mut replaced = None;
         if is_new {
             replaced = own.map(|own| users.holders.swap_remove(own));
@@ -376,7 +377,7 @@ impl Claims {
         } else if let Some(own) = own {
             old.extend(users.holders[own].gates.get(&request.connection).cloned());
         }
-        old.iter().for_each(|gate| gate.close());
+        old.iter().for_each(|permit| permit.close());
         Ok((old, replaced))
     }
 
@@ -394,7 +395,7 @@ impl Claims {
     /// # Errors
     /// `Unavailable`: it is over, but its requests are still running or queued, and no other client is let in yet; try
     /// again. Those of writing the list.
-    pub async fn release(&self, volume: u32, request: &ClaimRequest) -> Result<()> {
+    pub async fn release(&self, volume: u32, request: &ReservationRequest) -> Result<()> {
         let _one_at_a_time = self.changes.lock().await;
         let attachment = attachment_of(request);
         let is_it = |record: &Record| record.volume == volume && record.attachment == attachment;
@@ -412,14 +413,14 @@ impl Claims {
     }
 
     async fn end(&self, volume: u32, is_it: impl Fn(&Record) -> bool) -> Result<Vec<String>> {
-        let mut old: Vec<Arc<Gate>> = Vec::new();
+        let mut old: Vec<Arc<Permit>> = Vec::new();
         if let Some(users) = self.users.lock().get_mut(&volume) {
             for holder in users.holders.iter_mut().filter(|holder| is_it(&holder.record)) {
                 holder.is_ended = true;
                 old.extend(holder.gates.values().cloned());
             }
         }
-        old.iter().for_each(|gate| gate.close());
+        old.iter().for_each(|permit| permit.close());
         self.write(self.records())?;
         // The attachment is forgotten only afterwards: the next client must not meet requests of this one.
         let until = drain_deadline();
@@ -440,7 +441,7 @@ impl Claims {
     ///
     /// # Errors
     /// `Busy`: the volume is attached.
-    pub fn keep_unattached(self: &Arc<Self>, volume: u32, name: &str) -> Result<Unattached> {
+    pub fn guard_detached(self: &Arc<Self>, volume: u32, name: &str) -> Result<DetachGuard> {
         let mut all = self.users.lock();
         let users = all.entry(volume).or_default();
         let allowed = match users.device {
@@ -455,7 +456,7 @@ impl Claims {
             return Err(error);
         }
         users.change_count += 1;
-        Ok(Unattached { claims: self.clone(), volume })
+        Ok(DetachGuard { reservations: self.clone(), volume })
     }
 
     /// Registers a device.
@@ -463,14 +464,19 @@ impl Claims {
     /// # Errors
     /// `Busy`: there is a device already, a client has the volume exclusively, or the device is not to be shared and
     /// there is a client or an NBD connection.
-    pub fn attach(self: &Arc<Self>, volume: u32, name: &str, is_shared: bool) -> Result<Claim> {
+    pub fn attach(
+        self: &Arc<Self>,
+        volume: u32,
+        name: &str,
+        is_shared: bool,
+    ) -> Result<Reservation> {
         let mut all = self.users.lock();
         let users = all.entry(volume).or_default();
         if users.device.is_some() {
             let what = format!("attach volume {name}: it is attached already");
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        let is_open = |gate: &&Arc<Gate>| !gate.is_closed_and_drained();
+        let is_open = |permit: &&Arc<Permit>| !permit.is_closed_and_drained();
         let allowed = match users.connections.iter().filter(is_open).count() {
             0 => Ok(()),
             _ if is_shared => Ok(()),
@@ -491,7 +497,7 @@ impl Claims {
             return Err(error);
         }
         users.device = Some(is_shared);
-        Ok(Claim { claims: self.clone(), volume, gate: None, named: None })
+        Ok(Reservation { reservations: self.clone(), volume, permit: None, named: None })
     }
 
     /// Clients that have volumes. `name_of` maps a volume to its name.
@@ -551,12 +557,12 @@ impl Claims {
 impl Users {
     /// Names the clients of all connections except those of `but`, and says which of them are silent.
     fn named_connections(&self, but: Option<&Holder>) -> String {
-        let is_own = |gate: &&Arc<Gate>| {
-            but.is_some_and(|but| but.gates.values().any(|own| Arc::ptr_eq(own, gate)))
+        let is_own = |permit: &&Arc<Permit>| {
+            but.is_some_and(|but| but.gates.values().any(|own| Arc::ptr_eq(own, permit)))
         };
-        let others: Vec<&Arc<Gate>> =
-            self.connections.iter().filter(|gate| !is_own(gate)).collect();
-        let named = others.iter().take(NAMED_MAX).map(|gate| gate.described());
+        let others: Vec<&Arc<Permit>> =
+            self.connections.iter().filter(|permit| !is_own(permit)).collect();
+        let named = others.iter().take(NAMED_MAX).map(|permit| permit.described());
         let named = named.collect::<Vec<_>>().join(", ");
         match others.len().saturating_sub(NAMED_MAX) {
             0 => named,
@@ -605,7 +611,7 @@ impl Users {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    fn check(&self, name: &str, record: &Record, request: &ClaimRequest) -> Result<()> {
+    fn check(&self, name: &str, record: &Record, request: &ReservationRequest) -> Result<()> {
         let client = record.client;
         let own = self.holders.iter().find(|holder| holder.record.client == client);
         let lives_on = own.filter(|own| !own.is_ended);
@@ -658,7 +664,7 @@ fn fenced(name: &str) -> Error {
     Error::new(ErrorKind::Fenced, what)
 }
 
-fn attachment_of(request: &ClaimRequest) -> Uuid {
+fn attachment_of(request: &ReservationRequest) -> Uuid {
     Uuid::from_bytes(request.attachment)
 }
 
@@ -674,23 +680,23 @@ fn forget_if_unused(all: &mut HashMap<u32, Users>, volume: u32) {
     }
 }
 
-impl Drop for Claim {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        // The order matters: from here on every newcomer waits for the entries that this claim has left in the log.
-        self.claims.mark_unsettled(self.volume);
-        let mut all = self.claims.users.lock();
+        // The order matters: from here on every newcomer waits for the entries that this reservation has left in the log.
+        self.reservations.mark_unsettled(self.volume);
+        let mut all = self.reservations.users.lock();
         let Some(users) = all.get_mut(&self.volume) else { return };
-        match &self.gate {
+        match &self.permit {
             None => users.device = None,
-            Some(gate) => {
-                users.connections.retain(|other| !Arc::ptr_eq(other, gate));
-                gate.end();
+            Some(permit) => {
+                users.connections.retain(|other| !Arc::ptr_eq(other, permit));
+                permit.end();
             }
         }
-        if let (Some((attachment, connection)), Some(gate)) = (&self.named, &self.gate) {
+        if let (Some((attachment, connection)), Some(permit)) = (&self.named, &self.permit) {
             let mut holders = users.holders.iter_mut();
             if let Some(holder) = holders.find(|holder| holder.record.attachment == *attachment)
-                && holder.gates.get(connection).is_some_and(|current| Arc::ptr_eq(current, gate))
+                && holder.gates.get(connection).is_some_and(|current| Arc::ptr_eq(current, permit))
             {
                 holder.gates.remove(connection);
             }

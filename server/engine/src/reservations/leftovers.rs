@@ -10,8 +10,8 @@
 //! - A new client does not wait for log space: an old request that waits for it is dropped with its
 //!   connection and leaves the queue of the log.
 
-use super::Claims;
-use super::gate::Gate;
+use super::Reservations;
+use super::permit::Permit;
 use crate::seeded_bugs::seeded_bugs;
 use block::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(super) fn drain_deadline() -> Instant {
     tokio::time::sleep(DRAIN_WAIT).deadline()
 }
 
-impl Claims {
+impl Reservations {
     /// Finishes or drops the requests of connections that their clients have closed. Open connections are not affected. To
     /// be called before a client is served, and before one is refused because of other clients.
     ///
@@ -41,26 +41,26 @@ impl Claims {
         self.end_left(volume, None, drain_deadline()).await
     }
 
-    /// Like [`Claims::end_leftovers`], on behalf of the connection `own`, which is left alone.
+    /// Like [`Reservations::end_leftovers`], on behalf of the connection `own`, which is left alone.
     pub(super) async fn end_left(
         &self,
         volume: u32,
-        own: Option<&Arc<Gate>>,
+        own: Option<&Arc<Permit>>,
         until: Instant,
     ) -> Result<()> {
         if seeded_bugs().leftovers_kept {
             return Ok(());
         }
-        let left: Vec<Arc<Gate>> = {
+        let left: Vec<Arc<Permit>> = {
             let all = self.users.lock();
             let connections = all.get(&volume).into_iter().flat_map(|users| &users.connections);
-            let is_own = |gate: &Arc<Gate>| own.is_some_and(|own| Arc::ptr_eq(own, gate));
-            connections.filter(|gate| !is_own(gate) && gate.is_left()).cloned().collect()
+            let is_own = |permit: &Arc<Permit>| own.is_some_and(|own| Arc::ptr_eq(own, permit));
+            connections.filter(|permit| !is_own(permit) && permit.is_left()).cloned().collect()
         };
         if !left.is_empty() {
-            let ended = futures::future::join_all(left.iter().map(|gate| gate.ended()));
+            let ended = futures::future::join_all(left.iter().map(|permit| permit.ended()));
             if tokio::time::timeout(LEFTOVER_GRACE, ended).await.is_err() {
-                left.iter().for_each(|gate| gate.close());
+                left.iter().for_each(|permit| permit.close());
                 self.mark_unsettled(volume);
             }
         }
@@ -85,7 +85,7 @@ impl Claims {
     pub(super) async fn quiet(
         &self,
         volume: u32,
-        gates: &[Arc<Gate>],
+        gates: &[Arc<Permit>],
         until: Instant,
     ) -> Result<()> {
         let late = |why: &str| {
@@ -93,8 +93,8 @@ impl Claims {
             Error::new(ErrorKind::Unavailable, what)
         };
         let drained = async {
-            for gate in gates {
-                gate.drained().await;
+            for permit in gates {
+                permit.drained().await;
             }
         };
         let drained = tokio::time::timeout_at(until, drained).await;
@@ -103,7 +103,7 @@ impl Claims {
         settled.map_err(|_| late("the write log does not make progress with some of them"))?
     }
 
-    /// Like [`Claims::end_leftovers`], and also waits for requests of an earlier device. To be
+    /// Like [`Reservations::end_leftovers`], and also waits for requests of an earlier device. To be
     /// called before a device is used.
     ///
     /// # Errors
