@@ -31,7 +31,7 @@ fn check(
 fn copy_identity() {
     let is_identity = |document: &Vec<u8>| {
         let text = String::from_utf8_lossy(document);
-        text.contains("\"lineage\":") && !text.contains("\"is_whole\":")
+        text.contains("\"lineage\":") && !text.contains("\"is_complete\":")
     };
     let inputs = with_field("lineage").into_iter().filter(is_identity).collect();
     let place = ("identity", "identity/00000000000000000001");
@@ -42,7 +42,7 @@ fn copy_identity() {
 fn copy_state() {
     let is_state = |document: &Vec<u8>| {
         let text = String::from_utf8_lossy(document);
-        text.contains("\"published_at\":") && !text.contains("\"is_whole\":")
+        text.contains("\"published_at\":") && !text.contains("\"is_complete\":")
     };
     let inputs = numbered(GOLDEN, 7).into_iter().filter(is_state).collect();
     check("copy_state", CopyDocument::State, inputs, ("states", "states/00000000000000000007"));

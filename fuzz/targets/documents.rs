@@ -193,7 +193,7 @@ fn restore_origin() {
         name: "restore_origin",
         inputs: corpus::documents("server/engine/testdata/copies-v1.txt")
             .into_iter()
-            .filter(|document| String::from_utf8_lossy(document).contains("\"is_whole\":"))
+            .filter(|document| String::from_utf8_lossy(document).contains("\"is_complete\":"))
             .collect(),
         key: pool_key(),
         purpose: restore::FOLDER,

@@ -227,7 +227,7 @@ fn turn_spill_file(direction: Direction, file: &mut [u8]) -> Option<()> {
 fn spill_file() {
     let mut inputs: Vec<Vec<u8>> = ["aes256gcm", "chacha20poly1305"]
         .into_iter()
-        .map(|name| corpus::golden(&format!("replication/log/testdata/side-v1-{name}.hex")))
+        .map(|name| corpus::golden(&format!("replication/log/testdata/spill-v1-{name}.hex")))
         .collect();
     for input in &mut inputs {
         turn_spill_file(Direction::Open, input).expect("a golden file is whole");
@@ -251,7 +251,7 @@ fn spill_file() {
 #[test]
 fn log_any_bytes() {
     let dir = "replication/log/testdata";
-    let names = ["file-v1", "made-v1", "state-v1", "batch-v2-aes256gcm", "side-v1-aes256gcm"];
+    let names = ["file-v1", "made-v1", "state-v1", "batch-v2-aes256gcm", "spill-v1-aes256gcm"];
     let parts =
         [LogPart::RingFile, LogPart::FileCount, LogPart::State, LogPart::Batch, LogPart::SpillFile];
     Target {

@@ -13,7 +13,7 @@ fn node_file() {
     let decode = |input: &[u8]| {
         // The copy is damaged in another way, so that only the first file counts.
         write(path.join("node.json"), input);
-        write(path.join("node.copy.json"), b"{");
+        write(path.join("node.backup.json"), b"{");
         let read = || NodeDir::open(path).map(|node| (node.node_id(), node.pool(), node.epoch()));
         match read() {
             Ok(found) => {
@@ -43,7 +43,7 @@ fn client_list() {
     let client = format!(
         "{{\"volume\":7,\"client\":\"{id}\",\"boot\":\"{id}\",\"attachment\":\"{id}\",\
          \"label\":\"db1\",\"is_shared\":true,\"attached_at\":1700000000,\"epoch\":3,\
-         \"is_stepped_back\":false}}"
+         \"has_lost_writes\":false}}"
     );
     let list = |clients: &str| {
         format!("{{\"version\":1,\"epoch\":3,\"clients\":[{clients}]}}").into_bytes()

@@ -2,7 +2,7 @@
 //! present, flushed or not.
 //!
 //! Invariants:
-//! - The log is small, so that it laps and destages many times in a round.
+//! - The log is small, so that it wraps and destages many times in a round.
 //! - `SPINDLE_TEST_ROUNDS` sets the number of rounds, for long runs at night.
 
 use crate::copies::{OF_COPIES, OF_PARTS, OF_RESTORED, OF_RESTORES};
@@ -24,8 +24,8 @@ const EVERY_DESTAGE: [&str; 10] = [
     "commit-before-flush",
     "commit-after-flush",
     "destage-committed",
-    "side-committed",
-    "side-released",
+    "spill-committed",
+    "spill-released",
 ];
 
 /// Fail points of the steps of reclaim that drop or rewrite segments.

@@ -3,7 +3,7 @@
 //! the other volume is not affected.
 //!
 //! Invariants:
-//! - Each test ends the process at one fail point while the sick volume has, gets or loses a side
+//! - Each test ends the process at one fail point while the sick volume has, gets or loses a spill
 //!   file, and insists that it was this one.
 
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ use tests::torture::Target;
 
 /// Fail points on the way of a spill file. An ordinary destage passes some of them too.
 pub const WITH_SPILL_FILES: &[&str] = &[
-    "side-start",
-    "side-written",
-    "side-committed",
-    "side-released",
+    "spill-start",
+    "spill-written",
+    "spill-committed",
+    "spill-released",
     "late-committed",
     "late-dropped",
 ];
@@ -193,7 +193,7 @@ impl World {
 
     fn spill_file_count(&self) -> usize {
         let is_side = |path: &PathBuf| {
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("side-"))
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("spill-"))
         };
         entries(&self.daemon.dir().join("log")).iter().filter(|path| is_side(path)).count()
     }
@@ -230,7 +230,7 @@ impl World {
             died.unwrap_or_else(|ended| panic!("SEED={}: {started:?}: {ended}", self.written.seed));
         assert_eq!(died.as_deref(), Some(point), "SEED={}", self.written.seed);
         // An ordinary destage passes some of these points too.
-        let is_first = point == "side-start" && nth == 1;
+        let is_first = point == "spill-start" && nth == 1;
         assert!(is_first || self.spill_file_count() > 0, "it died without a spill file");
         for window in &self.written.windows {
             window.model.lock().expect("no panic holds it").crashed();
@@ -300,22 +300,22 @@ fn a_death_loses_nothing(point: &str, nths: &[u64]) {
 
 #[test]
 fn a_death_before_a_spill_file_is_written_loses_nothing() {
-    a_death_loses_nothing("side-start", &[1, 2]);
+    a_death_loses_nothing("spill-start", &[1, 2]);
 }
 
 #[test]
 fn a_death_after_a_spill_file_is_written_loses_nothing() {
-    a_death_loses_nothing("side-written", &[1, 2]);
+    a_death_loses_nothing("spill-written", &[1, 2]);
 }
 
 #[test]
 fn a_death_after_the_metadata_names_a_spill_file_loses_nothing() {
-    a_death_loses_nothing("side-committed", &[1, 2]);
+    a_death_loses_nothing("spill-committed", &[1, 2]);
 }
 
 #[test]
 fn a_death_after_the_log_gave_up_what_a_spill_file_holds_loses_nothing() {
-    a_death_loses_nothing("side-released", &[1, 2]);
+    a_death_loses_nothing("spill-released", &[1, 2]);
 }
 
 #[test]

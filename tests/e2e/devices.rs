@@ -18,7 +18,7 @@ use tests::process::{Process, dies_with_us};
 use tests::seed::{Random, seeds};
 use tests::{Place, needs, needs_root};
 
-/// A small log, so that it laps and destages while the device is used.
+/// A small log, so that it wraps and destages while the device is used.
 pub(crate) const SETTINGS: &str = "memory = \"640MiB\"\n\
     [log]\nsize = \"64MiB\"\nfile_size = \"8MiB\"\n\
     [cache]\nsize = \"64MiB\"\n\

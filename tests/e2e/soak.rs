@@ -160,8 +160,11 @@ fn a_long_load_grows_nothing_and_stalls_nobody() {
             bytes >> 20
         );
         println!("{early:?}\n{late:?}");
-        let laps_wanted = (time.as_secs() / 60).max(2);
-        assert!(bytes > laps_wanted * (log_mib << 20), "fewer than {laps_wanted} laps of the log");
+        let wraps_wanted = (time.as_secs() / 60).max(2);
+        assert!(
+            bytes > wraps_wanted * (log_mib << 20),
+            "fewer than {wraps_wanted} wraps of the log"
+        );
         assert!(slowest < stall_max(worst_sync), "a write waited {slowest:?}");
         assert!(late.resident_bytes < memory_bytes_max(), "{late:?} is over the budget");
         assert!(late.descriptor_count <= early.descriptor_count + 8, "{early:?} {late:?}");

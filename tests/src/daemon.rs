@@ -21,7 +21,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest time of an orderly stop, which may spend a minute on the log's tail.
 const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Settings of a pool so small that its log laps and destages many times a second.
+/// Settings of a pool so small that its log wraps and destages many times a second.
 pub const SMALL: &str = "memory = \"416MiB\"\n\
     [log]\nsize = \"16MiB\"\nfile_size = \"4MiB\"\n\
     [cache]\nsize = \"64MiB\"\n\

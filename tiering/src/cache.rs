@@ -168,7 +168,7 @@ struct Shared {
     pending_bytes_max: u64,
     is_on: AtomicBool,
     counters: Counters,
-    /// Frames of laps before this one come from a run that did not close the cache, and may be
+    /// Frames of wraps before this one come from a run that did not close the cache, and may be
     /// missing. Set once the file has been scanned.
     proven_from: AtomicU32,
     rejected: Rejected,
@@ -204,7 +204,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Whether both lie in the same lap of the same region.
+    /// Whether both lie in the same wrap of the same region.
     #[must_use]
     pub fn is_same_lap(&self, other: &Place) -> bool {
         self.sequence == other.sequence

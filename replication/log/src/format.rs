@@ -4,7 +4,7 @@
 //! Invariants:
 //! - Decoders take any bytes and never panic; they accept only bytes that the encoders could have
 //!   written.
-//! - Every number is little-endian; byte tables are in docs/format-log.md and docs/format-side.md,
+//! - Every number is little-endian; byte tables are in docs/format-log.md and docs/format-spill.md,
 //!   golden bytes in `testdata/`.
 //! - Unknown compatible features are ignored. Unknown read-only-compatible or incompatible features
 //!   refuse the log; they never end it.

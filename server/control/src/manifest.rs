@@ -509,7 +509,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 const NODE: &str = "node.json";
-const NODE_COPY: &str = "node.copy.json";
+const NODE_BACKUP: &str = "node.backup.json";
 
 /// Attempts remembered. Chosen by hand: each is forgotten once a later one has succeeded.
 const ATTEMPT_COUNT_MAX: usize = 8;
@@ -561,7 +561,7 @@ impl NodeDir {
         }
         // True as well if only one of the two files is intact.
         let is_new = known.as_ref() != Some(&file)
-            || [NODE, NODE_COPY]
+            || [NODE, NODE_BACKUP]
                 .iter()
                 .any(|name| !matches!(read_node_file_at(&path.join(name)), Ok(Some(found)) if found == file));
         let node =
@@ -681,7 +681,7 @@ impl NodeDir {
         let text = serde_json::to_string_pretty(&*self.file.lock())
             .map_err(|error| Error::with_source(ErrorKind::Invalid, "encode node.json", error))?;
         // The copy is written first, so that it is never older than the original.
-        for name in [NODE_COPY, NODE] {
+        for name in [NODE_BACKUP, NODE] {
             let path = self.path.join(name);
             match write_durably(&path, text.as_bytes(), 0o600) {
                 // A pool whose log's disk is full must open, so that the log drains. A crash may leave a mixture here, and then
@@ -711,7 +711,7 @@ fn read_node_file(dir: &Path) -> Result<Option<NodeFile>> {
         Ok(None) => None,
         Err(error) => Some(error),
     };
-    match (read_node_file_at(&dir.join(NODE_COPY)), damage) {
+    match (read_node_file_at(&dir.join(NODE_BACKUP)), damage) {
         (Ok(Some(file)), Some(damage)) => {
             tracing::warn!(error = %damage.chain(), "node.json is damaged; its copy is used: check the disk");
             Ok(Some(file))

@@ -72,7 +72,7 @@ pub(crate) struct DeviceRecord {
     pub(crate) epoch: u64,
     /// The volume had lost writes before the device was made, so its users have not seen any other
     /// state.
-    #[serde(default, rename = "is_stepped_back")]
+    #[serde(default)]
     pub(crate) had_lost_writes: bool,
     /// The kernel was told that the device has no volatile cache, and never flushes it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -173,7 +173,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         let text = r#"{"version": 1, "attachments": [{"volume": 3, "number": 7,
-            "cookie": 18446744073709551615, "epoch": 9, "is_stepped_back": false, "options":
+            "cookie": 18446744073709551615, "epoch": 9, "has_lost_writes": false, "options":
             {"queue_count": 2, "queue_depth": 64, "logical_block_bytes": 512, "is_shared": false}}]}"#;
         std::fs::write(&path, text).unwrap();
         assert_eq!(read(&path).unwrap(), [record(Driver::Ublk, 0)]);

@@ -18,7 +18,7 @@ const NICE_MAX: i32 = 19;
 /// construction and for the metadata database's compactions beside them.
 const BLOCKING_THREAD_COUNT_MAX: usize = 12;
 
-/// The lane of this process. It lives as long as the process.
+/// The background runtime of this process. It lives as long as the process.
 ///
 /// # Errors
 /// `Io` when threads cannot be started.

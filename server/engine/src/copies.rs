@@ -633,7 +633,7 @@ impl Source {
         change: impl FnOnce(Option<Published>) -> Option<Published>,
     ) -> Result<Option<Published>> {
         let _one_at_a_time = self.list_turn.lock().await;
-        // An superseded owner would take its successor's states for those of another life.
+        // A superseded owner would take its successor's states for those of another run.
         let check = self.pool.tier().check_owner();
         let copies = list::change(&self.store, &self.key, self.id, check, |copies| {
             let spec = copies.iter_mut().find(|copy| copy.url == url);
@@ -645,7 +645,7 @@ impl Source {
         Ok(copies.into_iter().find(|copy| copy.url == url).and_then(|copy| copy.published))
     }
 
-    /// Checks that the newest state of a copy was made by this pool, in this life.
+    /// Checks that the newest state of a copy was made by this pool, in this run.
     async fn check_known(&self, url: &str, newest: Option<&StateRecord>) -> Result<()> {
         let known = self.published(url).await?;
         let is_known = match &known {

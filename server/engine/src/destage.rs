@@ -117,10 +117,10 @@ impl Default for DestageOptions {
 struct Attempt {
     generation: Arc<Generation>,
     /// Volumes that the generation is destaged without, and the spill files that they then have.
-    sides: BTreeMap<VolumeId, SpillChange>,
+    spills: BTreeMap<VolumeId, SpillChange>,
     /// Volumes that are newly stalled, with the causes.
     causes: Vec<(VolumeId, Error)>,
-    /// The metadata may name the files of `sides`: a commit succeeded, or its outcome is unknown.
+    /// The metadata may name the files of `spills`: a commit succeeded, or its outcome is unknown.
     is_maybe_committed: bool,
     /// Volumes with a payload that the log's disk does not read.
     unreadable: BTreeMap<VolumeId, Unreadable>,
@@ -138,7 +138,7 @@ impl Attempt {
     fn new(generation: Arc<Generation>, options: DestageOptions) -> Attempt {
         Attempt {
             generation,
-            sides: BTreeMap::new(),
+            spills: BTreeMap::new(),
             causes: Vec::new(),
             is_maybe_committed: false,
             unreadable: BTreeMap::new(),
@@ -261,7 +261,7 @@ pub(crate) async fn run(
     while !*stop.borrow() && !shared.is_stopped() {
         // No catch-up window runs once spill files of this attempt are written: they are to join the
         // files that the catch-up window would drop.
-        let is_free = attempt.as_ref().is_none_or(|attempt| attempt.sides.is_empty());
+        let is_free = attempt.as_ref().is_none_or(|attempt| attempt.spills.is_empty());
         if is_free && late.begin(&shared) {
             tokio::select! {
                 () = late.step(&shared, options) => {}
@@ -286,7 +286,7 @@ pub(crate) async fn run(
             Ok(()) => {
                 // Writes that cover the damage heal a volume, which makes an attempt worthwhile.
                 // The log gets room first.
-                if shared.log.next_frozen().is_none() && !current.sides.is_empty() {
+                if shared.log.next_frozen().is_none() && !current.spills.is_empty() {
                     late.due = late.due.min(clock.now() + options.retry * CATCH_UP_NUDGE_PAUSES);
                 }
                 attempt = None;
@@ -299,9 +299,9 @@ pub(crate) async fn run(
                 if !current.is_maybe_committed {
                     // Their volumes may heal meanwhile, and another volume may be waiting for the
                     // room that they take.
-                    let sides = std::mem::take(&mut current.sides).into_values().collect();
+                    let spills = std::mem::take(&mut current.spills).into_values().collect();
                     current.causes.clear();
-                    shared.log.remove_spill_files(shared.log.discard_spill_files(sides)).await;
+                    shared.log.remove_spill_files(shared.log.discard_spill_files(spills)).await;
                 }
                 report(&shared, &Error::from(failed), pause);
                 let _ = tokio::time::timeout(pause, stopped(&mut stop)).await;
@@ -417,26 +417,26 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
         // metadata: no earlier attempt has got through either.
         attempt.is_maybe_committed = false;
         attempt.note(volume, &failed.error, shared.clock().now());
-        let is_new = !attempt.sides.contains_key(&volume);
+        let is_new = !attempt.spills.contains_key(&volume);
         if !is_new || !attempt.is_of_the_volume(volume, &failed.error) {
             return Err(failed);
         }
         stall(shared, attempt, volume).await?;
         attempt.causes.push((volume, failed.error));
     };
-    step(shared, "side-committed")?;
+    step(shared, "spill-committed")?;
     // This precedes the news that the generation is in the store.
     for (volume, cause) in &attempt.causes {
         shared.note_stalled(*volume, generation.first_lsn(), cause);
     }
-    let sides = attempt.sides.values().cloned().collect();
+    let spills = attempt.spills.values().cloned().collect();
     let obsolete = match is_dropped_early {
         true => ObsoleteSpillFiles::default(),
-        false => shared.log.release_with(&generation, sides),
+        false => shared.log.release_with(&generation, spills),
     };
     shared.update_stalled_quota();
     shared.destaged.send_replace(generation.last_lsn());
-    step(shared, "side-released")?;
+    step(shared, "spill-released")?;
     shared.log.remove_spill_files(obsolete).await;
     let mut progress = shared.progress.lock();
     progress.window_count += 1;
@@ -453,23 +453,23 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
 
 /// Writes the generation's data of a volume to a spill file, unless that was done before.
 async fn stall(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> Result<()> {
-    if attempt.sides.contains_key(&volume) {
+    if attempt.spills.contains_key(&volume) {
         return Ok(());
     }
-    step(shared, "side-start")?;
+    step(shared, "spill-start")?;
     let are_unreadable_lost = attempt.are_unreadable_lost(volume);
-    let side = match shared.check_spill(volume) {
+    let spill = match shared.check_spill(volume) {
         Ok(()) => {
             shared.log.write_spill_file(&attempt.generation, volume, are_unreadable_lost).await
         }
         Err(error) => Err(error),
     };
-    let side = side.map_err(|error| {
+    let spill = spill.map_err(|error| {
         attempt.note(volume, &error, shared.clock().now());
         error.context(format!("stall volume {volume}"))
     })?;
-    step(shared, "side-written")?;
-    attempt.sides.insert(volume, side);
+    step(shared, "spill-written")?;
+    attempt.spills.insert(volume, spill);
     Ok(())
 }
 
@@ -627,9 +627,9 @@ fn is_in_memory(window: &Window<Source>) -> bool {
 /// Returns the generation in the types of the data tier.
 fn window_of(attempt: &Attempt) -> Result<Window<Source>> {
     let generation = &attempt.generation;
-    let volumes = generation.volumes().filter(|(volume, _)| !attempt.sides.contains_key(volume));
+    let volumes = generation.volumes().filter(|(volume, _)| !attempt.spills.contains_key(volume));
     let stalled_volumes =
-        attempt.sides.iter().map(|(volume, side)| (*volume, spill_file_refs(&side.files())));
+        attempt.spills.iter().map(|(volume, spill)| (*volume, spill_file_refs(&spill.files())));
     let snapshots =
         generation.snapshots().map(|bytes| SnapshotEntry::decode(&bytes)).transpose()?;
     Ok(Window {

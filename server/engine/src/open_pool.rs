@@ -290,7 +290,7 @@ impl OpenPool {
         }
         let stalled = self.pool.stalled_volumes();
         let missing: HashSet<[u8; 16]> =
-            self.recovery.missing_spill_files.iter().map(|side| side.file.id).collect();
+            self.recovery.missing_spill_files.iter().map(|spill| spill.file.id).collect();
         if stalled.values().flatten().any(|file| !missing.contains(&file.id)) {
             tracing::warn!(
                 volumes = ?self.names_of(stalled.keys().map(|volume| volume.0)),

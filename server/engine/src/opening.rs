@@ -385,13 +385,13 @@ async fn open_log(
     };
     let (options, destaged) = (config.log, tier.destaged_lsn());
     let log_key = key.clone();
-    let sides = spill_files_wanted(tier);
+    let spills = spill_files_wanted(tier);
     let advice = giving_up_the_log(dir, &log_dir);
     let heard = failed_log::heard(store, node).await;
     let is_heard = heard.is_some();
     let notes = LogNotes { beside: vec![dir.join(LOG_STATE)], heard: heard.into_iter().collect() };
     let opened = tokio::task::spawn_blocking(move || {
-        Log::open_noted(&log_dir, identity, log_key, options, destaged, &sides, &notes)
+        Log::open_noted(&log_dir, identity, log_key, options, destaged, &spills, &notes)
     });
     let name = &config.name;
     let (log, recovery) = opened

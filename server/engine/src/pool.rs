@@ -98,7 +98,7 @@ impl Volumes {
 }
 
 impl Pool {
-    /// Takes over an opened log and tier, finds the volumes and starts the destage job. Volumes with a `missing` side
+    /// Takes over an opened log and tier, finds the volumes and starts the destage job. Volumes with a `missing` spill
     /// file are not served.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl Pool {
 
     /// Marks the volumes that may have lost answered writes. Call this before anything is served. A client on the
     /// machine that stopped ended with it. A client on another machine continues as if nothing had happened, and to the
-    /// file system that it has mounted a silent lose writes is corruption: the client is refused, durably, until
+    /// file system that it has mounted a silent loss of writes is corruption: the client is refused, durably, until
     /// [`Pool::accept_loss`]. Happens once per `epoch`, which is the owner's.
     ///
     /// # Errors
@@ -226,7 +226,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Accepts a lose writes, once a person confirms that no client from before it is still running: clients are served
+    /// Accepts a loss of writes, once a person confirms that no client from before it is still running: clients are served
     /// again. With `give_up_writes` a volume with a missing spill file goes back to its data in the store.
     ///
     /// # Errors
@@ -244,7 +244,7 @@ impl Pool {
         self.update_lost_writes(&volume, None).await
     }
 
-    /// Sets the epoch of a lose writes; `None` accepts it.
+    /// Sets the epoch of a loss of writes; `None` accepts it.
     async fn update_lost_writes(
         &self,
         volume: &Volume,

@@ -73,12 +73,10 @@ pub struct VolumeRecord {
     /// A reboot may have lost writes that were answered but never flushed, and no one has confirmed
     /// yet that no client from before it is still running. Clients on other machines are refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    #[serde(rename = "is_stepped_back")]
     pub has_lost_writes: bool,
     /// Epoch in which the volume last lost writes, or 0. A client that attached in an earlier
     /// epoch has seen writes that are gone, even if the loss was accepted since.
     #[serde(default, skip_serializing_if = "is_zero")]
-    #[serde(rename = "stepped_back_in")]
     pub lost_writes_in: u64,
     /// Seconds since the Unix epoch at which the volume is removed automatically, or 0.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -88,7 +86,6 @@ pub struct VolumeRecord {
     pub schedule: Option<Schedule>,
     /// Volume that its dedicated key was made for; 0 if it uses the pool's key.
     #[serde(default, skip_serializing_if = "is_zero_id")]
-    #[serde(rename = "own_key")]
     pub dedicated_key: u32,
     /// Data destaged from it is looked up among the stored data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -212,7 +209,7 @@ mod tests {
         record.is_dedup = true;
         assert_eq!(record.encode(), with.as_bytes());
         assert_eq!(VolumeRecord::decode(with.as_bytes()).unwrap(), record);
-        let keyed = r#"{"version":2,"id":7,"name":"db","size_bytes":1073741824,"durability":"flush","is_read_only":false,"created_at":1700000000,"own_key":3,"state":"present"}"#;
+        let keyed = r#"{"version":2,"id":7,"name":"db","size_bytes":1073741824,"durability":"flush","is_read_only":false,"created_at":1700000000,"dedicated_key":3,"state":"present"}"#;
         let record = VolumeRecord::decode(golden.as_bytes()).unwrap().with_dedicated_key(3);
         assert_eq!(record.encode(), keyed.as_bytes());
         assert_eq!(VolumeRecord::decode(keyed.as_bytes()).unwrap(), record);

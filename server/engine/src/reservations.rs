@@ -122,7 +122,6 @@ struct Record {
     /// Newest epoch of the pool in which it was attached.
     epoch: u64,
     /// The volume had lost writes before the client attached: the client has seen nothing else.
-    #[serde(rename = "is_stepped_back")]
     has_lost_writes: bool,
 }
 

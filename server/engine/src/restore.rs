@@ -105,7 +105,6 @@ pub struct Origin {
     /// Seconds since 1970.
     pub created_at: u64,
     /// The pool has everything that the copy has, and no longer needs it.
-    #[serde(rename = "is_whole")]
     pub is_complete: bool,
     /// Segments that the copy lacked.
     #[serde(default, skip_serializing_if = "is_zero")]

@@ -96,7 +96,6 @@ pub struct ScrubRecord {
     /// Bytes of the objects of those segments.
     pub object_bytes: u64,
     /// Segments that were put back from copies.
-    #[serde(rename = "mended_count")]
     pub repaired_count: u64,
     /// Segments that are damaged or missing.
     pub bad_count: u64,

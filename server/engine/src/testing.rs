@@ -105,9 +105,9 @@ async fn open_as(
         served_epoch: Epoch(0),
     };
     let (log_dir, destaged) = (dir.join("log"), tier.destaged_lsn());
-    let sides = crate::opening::spill_files_wanted(&tier);
+    let spills = crate::opening::spill_files_wanted(&tier);
     let opened = tokio::task::spawn_blocking(move || {
-        Log::open_with_spill_files(&log_dir, identity, key, log_options, destaged, &sides)
+        Log::open_with_spill_files(&log_dir, identity, key, log_options, destaged, &spills)
     });
     let (log, recovery) = opened.await.unwrap().unwrap();
     let destage =

@@ -112,7 +112,7 @@ impl Volume {
             ranges: shared.ranges(VolumeId(record.id)),
             shrink_count: AtomicU64::new(0),
             record: SyncRwLock::new(record),
-            // Entries that the log already holds were answered by an earlier life, to clients that may still be there.
+            // Entries that the log already holds were answered by a earlier run, to clients that may still be there.
             answered_lsn: AtomicU64::new(shared.log.status().acked_lsn.0),
             shared,
             at,

@@ -32,7 +32,7 @@ const FILE_AT_VERSION: usize = 8; //         u16
 const FILE_AT_CLOSED: usize = 10; //         u8, 1 after an orderly end, else 0; then a zero byte
 const FILE_AT_REGION_BYTES: usize = 12; //   u32
 const FILE_AT_POOL: usize = 16; //           [u8; 16]
-const FILE_AT_PROVEN_FROM: usize = 32; //    u32, first lap whose frames are proven to be there
+const FILE_AT_PROVEN_FROM: usize = 32; //    u32, first wrap whose frames are proven to be there
 const FILE_AT_CRC: usize = 36; //            u32, CRC-32C of bytes 0..36
 const _: () =
     assert!(FILE_AT_PROVEN_FROM + 4 == FILE_AT_CRC && FILE_AT_CRC + 4 == FILE_HEADER_BYTES);
@@ -41,7 +41,7 @@ const _: () =
 pub const PACK_HEADER_BYTES: usize = 32;
 const PACK_MAGIC: [u8; 4] = *b"SPCP"; //  [u8; 4]
 const PACK_AT_ENTRY_COUNT: usize = 4; //   u32, never 0
-const PACK_AT_SEQUENCE: usize = 8; //      u64, of the region's lap, never 0
+const PACK_AT_SEQUENCE: usize = 8; //      u64, of the region's wrap, never 0
 const PACK_AT_PACK_BYTES: usize = 16; //   u32, a multiple of ALIGN
 const PACK_AT_POSITION: usize = 20; //     u32, where the pack starts in its region
 const PACK_AT_ENTRIES_CRC: usize = 24; //  u32, CRC-32C of the entries
@@ -58,7 +58,7 @@ pub const PACK_BYTES_MAX: usize = 4 << 20;
 pub struct FileState {
     /// The file was closed in an orderly way, with everything written on stable storage.
     pub is_closed: bool,
-    /// Frames of laps before this one may be named although they never reached the disk.
+    /// Frames of wraps before this one may be named although they never reached the disk.
     pub proven_from: u32,
 }
 
@@ -118,7 +118,7 @@ pub struct PackEntry {
 pub struct PackHeader {
     /// Frames in the pack.
     pub entry_count: u32,
-    /// Lap of the region: shared by all packs of one lap, and different from all other laps.
+    /// Lap of the region: shared by all packs of one wrap, and different from all other wraps.
     pub sequence: u64,
     /// Bytes of the whole pack.
     pub pack_bytes: u32,

@@ -23,7 +23,7 @@ const BETWEEN: Duration = Duration::from_secs(600);
 /// The frames rejected since the last line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rejects {
-    /// Frames of laps from a run that did not close the cache.
+    /// Frames of wraps from a run that did not close the cache.
     pub unproven_count: u64,
     /// All other frames.
     pub proven_count: u64,

@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - Only this thread writes the file, and only it knows which regions are open, full or free.
-//! - A region's lap is set to 0 before its first byte is overwritten, and frames are in the index
+//! - A region's wrap is set to 0 before its first byte is overwritten, and frames are in the index
 //!   only while their bytes are in the file.
 //! - A pack's directory is written after its frames, and the previous contents of a region are
 //!   unnamed before the first of them is written. A process that is killed during a write therefore
@@ -547,7 +547,7 @@ impl Writer {
         unreadable.first.get_or_insert(error);
     }
 
-    /// Calls `each` for every entry of every pack in a region's lap, with the file offset of its
+    /// Calls `each` for every entry of every pack in a region's wrap, with the file offset of its
     /// pack. Returns the bytes of the packs whose directories were complete.
     fn walk(
         &mut self,

@@ -18,7 +18,7 @@ pub(crate) const SPILL_HEADER_BYTES: usize = 128;
 /// Bytes of one row of the table.
 pub(crate) const SPILL_ROW_BYTES: usize = 32;
 /// Purpose of the derived key; see [`block::seal::PoolKey::derive`].
-pub(crate) const SPILL_KEY_PURPOSE: &str = "spill file";
+pub(crate) const SPILL_KEY_PURPOSE: &str = "side file";
 /// Largest payload of one row, which is that of a log entry. Source: `options::payload_bytes_max`.
 pub(crate) const SPILL_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// Format version that this program writes.

@@ -353,13 +353,13 @@ fn golden_bytes_of_spill_files_of_version_1() {
     for (algorithm, name, golden) in [
         (
             Algorithm::ChaCha20Poly1305,
-            "side-v1-chacha20poly1305.hex",
-            include_str!("../../testdata/side-v1-chacha20poly1305.hex"),
+            "spill-v1-chacha20poly1305.hex",
+            include_str!("../../testdata/spill-v1-chacha20poly1305.hex"),
         ),
         (
             Algorithm::Aes256Gcm,
-            "side-v1-aes256gcm.hex",
-            include_str!("../../testdata/side-v1-aes256gcm.hex"),
+            "spill-v1-aes256gcm.hex",
+            include_str!("../../testdata/spill-v1-aes256gcm.hex"),
         ),
     ] {
         let (header, payload, table) = spill_encoded(algorithm);

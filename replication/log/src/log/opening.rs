@@ -48,7 +48,7 @@ impl Log {
         Self::open_with_spill_files(dir, identity, key, options, destaged, &SpillFilesWanted::new())
     }
 
-    /// Like [`Log::open`], with the spill files that the data tier's metadata names. Other side
+    /// Like [`Log::open`], with the spill files that the data tier's metadata names. Other spill
     /// files are removed: their contents are in the data tier or in the ring.
     ///
     /// # Errors

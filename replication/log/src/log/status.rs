@@ -64,7 +64,7 @@ pub struct RingSpace {
 }
 
 impl LogStatus {
-    /// Returns the age of the oldest entry that only this machine has, in the ring or in a side
+    /// Returns the age of the oldest entry that only this machine has, in the ring or in a spill
     /// file.
     #[must_use]
     pub fn oldest_age(&self) -> Option<Duration> {

@@ -39,13 +39,13 @@ impl SpillFileId {
     #[must_use]
     pub fn file_name(&self, volume: VolumeId) -> String {
         let id: String = self.id.iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("side-{volume}-{}-{id}.{SPILL_EXTENSION}", self.last_lsn)
+        format!("spill-{volume}-{}-{id}.{SPILL_EXTENSION}", self.last_lsn)
     }
 }
 
 /// Extension of spill files. It differs from that of ring files, because those are counted by
 /// theirs.
-pub(crate) const SPILL_EXTENSION: &str = "side";
+pub(crate) const SPILL_EXTENSION: &str = "spill";
 
 /// The source of a spill file's bytes.
 pub(crate) trait SpillBytes: Send + Sync + 'static {

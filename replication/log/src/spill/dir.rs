@@ -63,7 +63,7 @@ pub(crate) struct FoundSpills {
 }
 
 fn is_spill(path: &Path) -> bool {
-    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("side-"))
+    path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("spill-"))
 }
 
 fn list(dir: &Path) -> Result<Vec<PathBuf>> {

@@ -6,7 +6,7 @@
 //!   in use.
 //! - Once a pool was opened from here, or an opening was tried, nothing is removed.
 
-use super::{NODE, NODE_COPY, NodeDir, make_private_dir};
+use super::{NODE, NODE_BACKUP, NodeDir, make_private_dir};
 use block::{Error, ErrorKind, Result};
 use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
@@ -27,7 +27,11 @@ pub(super) struct Found {
 impl Found {
     pub fn look(dir: &Path) -> Found {
         let has = |name: &str| dir.join(name).symlink_metadata().is_ok();
-        Found { is_dir: dir.is_dir(), is_lock: has(LOCK), is_identity: has(NODE) || has(NODE_COPY) }
+        Found {
+            is_dir: dir.is_dir(),
+            is_lock: has(LOCK),
+            is_identity: has(NODE) || has(NODE_BACKUP),
+        }
     }
 }
 
@@ -38,7 +42,7 @@ impl Drop for NodeDir {
             return;
         }
         // Ignore failures: a file that stays is useless but harmless.
-        for name in [NODE, NODE_COPY] {
+        for name in [NODE, NODE_BACKUP] {
             let _ = std::fs::remove_file(self.path.join(name));
         }
         if !self.found.is_lock {

@@ -266,23 +266,23 @@ fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
     drop(again);
     // Either of the two files is enough, and the other one is restored.
     for (name, bytes) in
-        [("node.json", &b"{"[..]), ("node.copy.json", b""), ("node.json", b"\xff\x00")]
+        [("node.json", &b"{"[..]), ("node.backup.json", b""), ("node.json", b"\xff\x00")]
     {
         std::fs::write(path.join(name), bytes).unwrap();
         let again = NodeDir::open(&path).unwrap();
         assert_eq!(again.node_id(), id, "{name}");
         drop(again);
         let read = |name| std::fs::read(path.join(name)).unwrap();
-        assert_eq!(read("node.json"), read("node.copy.json"));
+        assert_eq!(read("node.json"), read("node.backup.json"));
     }
-    for name in ["node.json", "node.copy.json"] {
+    for name in ["node.json", "node.backup.json"] {
         std::fs::remove_file(path.join(name)).unwrap();
         let again = NodeDir::open(&path).unwrap();
         assert_eq!(again.node_id(), id, "{name} was missing");
         drop(again);
         assert!(path.join(name).exists());
     }
-    for name in ["node.json", "node.copy.json"] {
+    for name in ["node.json", "node.backup.json"] {
         std::fs::write(path.join(name), "{").unwrap();
     }
     assert_eq!(NodeDir::open(&path).unwrap_err().kind(), ErrorKind::Corrupt);

@@ -41,7 +41,6 @@ pub struct CopySpec {
     pub bytes_per_second: Option<u64>,
     /// The copy has a key ring of its own: the keys of the pool do not open it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    #[serde(rename = "has_own_key")]
     pub has_dedicated_key: bool,
     /// Ids of the volumes that it contains; absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -54,7 +53,7 @@ pub struct CopySpec {
 }
 
 /// Newest state of a copy, as the pool knows it: written before the state is published. If a copy
-/// has another one, it was made by a later life of the pool, whose store was put back to an earlier
+/// has another one, it was made by a later run of the pool, whose store was put back to an earlier
 /// state since.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

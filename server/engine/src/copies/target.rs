@@ -92,7 +92,6 @@ pub struct StateRecord {
     /// Number of commits since the pool was made.
     pub commit_number: u64,
     /// Number of volumes whose state here is older than that of the others.
-    #[serde(rename = "aside_count")]
     pub stalled_count: u64,
     /// Number of segments.
     pub segment_count: u64,

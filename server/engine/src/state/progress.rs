@@ -20,7 +20,6 @@ pub struct DestageProgress {
     /// Attempts that failed.
     pub failure_count: u64,
     /// Volumes that are behind the others in the store.
-    #[serde(rename = "aside")]
     pub stalled: BTreeMap<u32, StalledVolume>,
 }
 

@@ -285,8 +285,8 @@ pub(super) fn stalled_volumes_at_start(
         let last = files.last().map_or(Lsn::NONE, |file| file.last_lsn);
         let reason = "not tried since the start".to_owned();
         stalled.volumes.insert(volume, (reason, since));
-        let Some(side) = missing.iter().find(|side| side.volume == volume) else { continue };
-        let here = match std::fs::metadata(&side.path) {
+        let Some(file) = missing.iter().find(|file| file.volume == volume) else { continue };
+        let here = match std::fs::metadata(&file.path) {
             Ok(file) => format!("{} bytes are here", file.len()),
             Err(_) => "nothing of it is here".to_owned(),
         };
@@ -296,8 +296,8 @@ pub(super) fn stalled_volumes_at_start(
              Bring it back from that machine (there it is in DIR/log or DIR/log.superseded-…) and \
              restart. Only where it is gone for good: `spindle volume accept-loss --discard-local-writes` takes the \
              volume back to what the store has, without any of these writes",
-            side.path.display(),
-            side.why
+            file.path.display(),
+            file.why
         );
         stalled.closed.insert(volume, Error::new(ErrorKind::Corrupt, what));
     }

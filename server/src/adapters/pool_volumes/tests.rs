@@ -127,7 +127,7 @@ async fn attached_volume_is_not_removed_without_a_daemon() {
     let text = format!(
         r#"{{"version": 1, "clients": [{{"volume": {id}, "client": "{uuid}", "boot": "{uuid}",
         "attachment": "{uuid}", "label": "far-away", "is_shared": false, "attached_at": 1, "epoch": 1,
-        "is_stepped_back": false}}]}}"#
+        "has_lost_writes": false}}]}}"#
     );
     std::fs::write(&clients, text).unwrap();
     refused_offline(&config, &["client far-away"]).await;

@@ -39,7 +39,7 @@ fn spill_files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir.join("log")).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
-    let mut found: Vec<PathBuf> = paths.filter(|path| name(path).starts_with("side-")).collect();
+    let mut found: Vec<PathBuf> = paths.filter(|path| name(path).starts_with("spill-")).collect();
     found.sort();
     found
 }
@@ -226,7 +226,7 @@ async fn contents(world: &World) -> Vec<Vec<u8>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_death_between_any_two_steps_loses_nothing_and_brings_nothing_old_back() {
-    let steps = ["side-start", "side-written", "side-committed", "side-released"];
+    let steps = ["spill-start", "spill-written", "spill-committed", "spill-released"];
     for step in steps.into_iter().chain(["late-committed", "late-dropped"]) {
         println!("{step}");
         let is_late = step.starts_with("late");
@@ -329,7 +329,7 @@ async fn a_missing_or_damaged_spill_file_closes_its_volume_and_no_other() {
             );
             assert!(said.contains("Bring it back") && !said.contains("volume rm"), "{said}");
         }
-        assert!(world.stalled().is_closed && world.stalled().reason.contains("side-1-"));
+        assert!(world.stalled().is_closed && world.stalled().reason.contains("spill-1-"));
         assert!(world.pool.is_closed(&world.bad) && !world.pool.is_closed(&world.good));
         assert_eq!(read(&world.good, 0, 65536).await.unwrap(), pattern(8, 65536));
         world.good.write(0, pattern(8, 65536), NO_FUA).await.unwrap();
@@ -358,7 +358,7 @@ async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
     assert_eq!(read(&good, 0, 65536).await.unwrap(), pattern(8, 65536));
     assert!(read(&bad, 4096, 512).await.is_err(), "old data as if it were the newest");
     let stalled = pool.destage_progress().stalled[&bad.id().0].clone();
-    assert!(stalled.is_closed && stalled.since_lsn > 0 && stalled.reason.contains("side-1-"));
+    assert!(stalled.is_closed && stalled.since_lsn > 0 && stalled.reason.contains("spill-1-"));
     let problems = pool.fsck().await.unwrap().problems();
     assert!(problems.iter().any(|line| line.contains("volume 1 is behind")), "{problems:?}");
     // The first machine's file completes the volume here, too.
