@@ -98,6 +98,28 @@ fn dependencies_between_packages_are_those_of_the_design() {
     assert!(ours.contains_key("server") && ours.contains_key("block"), "{:?}", ours.keys());
 }
 
+/// The program that users get must not have them: only a command that names the features adds them.
+#[test]
+fn no_manifest_switches_fail_points_or_seeded_bugs_on() {
+    const SWITCHES: [&str; 2] = ["failpoints", "seeded-bugs"];
+    let metadata = metadata();
+    for package in packages(&metadata) {
+        let name = package["name"].as_str().expect("a name");
+        let features = package["features"].as_object().expect("an object");
+        for (feature, enables) in features {
+            let is_switch = SWITCHES.contains(&feature.as_str());
+            let is_clean = |enabled: &str| !SWITCHES.iter().any(|switch| enabled.contains(switch));
+            assert!(is_switch || texts(enables).all(is_clean), "{name}: feature {feature}");
+        }
+        for dependency in package["dependencies"].as_array().expect("an array") {
+            for feature in texts(&dependency["features"]) {
+                let to = &dependency["name"];
+                assert!(!SWITCHES.contains(&feature), "{name} has {to} with feature {feature}");
+            }
+        }
+    }
+}
+
 #[test]
 fn every_dependency_comes_from_the_registry_under_a_permissive_licence() {
     let metadata = metadata();
