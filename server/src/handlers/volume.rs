@@ -16,7 +16,7 @@ impl AdminPool {
         let pool = &open.pool;
         let record = match request {
             VolumeRequest::Create { name, size_bytes, durability, dedicated_key, dedup } => {
-                let traits = VolumeTraits { dedicated_key: dedicated_key, dedup };
+                let traits = VolumeTraits { dedicated_key, dedup };
                 let durability = convert::durability_in(durability);
                 let made = pool.create_volume_with(&name, size_bytes, durability, traits);
                 made.await?.record()
