@@ -193,7 +193,7 @@ fn log_batch() {
 
 /// Seals or opens payloads and table of a spill file in place.
 fn turn_spill_file(direction: Direction, file: &mut [u8]) -> Option<()> {
-    let key = key_of(&pool_key(), file.get(10), file.get(40..56)?, "spill file");
+    let key = key_of(&pool_key(), file.get(10), file.get(40..56)?, "side file");
     let count = usize_at(file, 84)?;
     let payload_bytes = usize::try_from(u64_at(file, 88)?).ok()?;
     let table_at = payload_bytes.checked_add(128)?;

@@ -173,7 +173,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         let text = r#"{"version": 1, "attachments": [{"volume": 3, "number": 7,
-            "cookie": 18446744073709551615, "epoch": 9, "has_lost_writes": false, "options":
+            "cookie": 18446744073709551615, "epoch": 9, "had_lost_writes": false, "options":
             {"queue_count": 2, "queue_depth": 64, "logical_block_bytes": 512, "is_shared": false}}]}"#;
         std::fs::write(&path, text).unwrap();
         assert_eq!(read(&path).unwrap(), [record(Driver::Ublk, 0)]);
