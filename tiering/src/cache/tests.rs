@@ -188,7 +188,7 @@ async fn bad_count_after_a_kill(seed: u64, seeded_bugs: SeededBugs) -> usize {
 async fn a_kill_in_the_middle_of_a_write_leaves_nothing_that_is_not_whole() {
     let seeded_bugs = SeededBugs { directory_first: true, ..SeededBugs::default() };
     let mut seeded_count = 0;
-    for seed in seeds(30) {
+    for seed in seeds(10) {
         let bad_count = bad_count_after_a_kill(seed, SeededBugs::default()).await;
         assert_eq!(bad_count, 0, "SEED={seed}");
         seeded_count += bad_count_after_a_kill(seed, seeded_bugs).await;

@@ -397,7 +397,7 @@ pub(super) async fn random_history(seed: u64, seeded_bugs: SeededBugs) -> u32 {
 #[test]
 fn every_clone_holds_what_was_written_to_it_and_what_it_was_made_from() {
     let mut rollback_count = 0;
-    for seed in seeds(6) {
+    for seed in seeds(2) {
         println!("SEED={seed}");
         rollback_count += runtime().block_on(random_history(seed, SeededBugs::default()));
     }
@@ -468,7 +468,7 @@ pub(super) async fn together(seed: u64) {
 
 #[test]
 fn clones_are_read_while_space_is_reclaimed() {
-    for seed in seeds(4) {
+    for seed in seeds(2) {
         println!("SEED={seed}");
         runtime().block_on(together(seed));
     }

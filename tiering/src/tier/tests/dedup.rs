@@ -13,7 +13,7 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 #[test]
 fn clones_and_rollbacks_hold_what_they_should() {
     with_dedup(|| {
-        for seed in seeds(5) {
+        for seed in seeds(2) {
             println!("SEED={seed}");
             runtime().block_on(clones::random_history(seed, SeededBugs::default()));
         }
@@ -23,7 +23,7 @@ fn clones_and_rollbacks_hold_what_they_should() {
 #[test]
 fn snapshots_show_what_was_there() {
     with_dedup(|| {
-        for seed in seeds(5) {
+        for seed in seeds(2) {
             println!("SEED={seed}");
             runtime().block_on(snapshots::random_history(seed, SeededBugs::default()));
         }
@@ -33,7 +33,7 @@ fn snapshots_show_what_was_there() {
 #[test]
 fn writes_reads_clones_and_reclaim_go_on_together() {
     with_dedup(|| {
-        for seed in seeds(3) {
+        for seed in seeds(1) {
             println!("SEED={seed}");
             runtime().block_on(reclaim::churn(seed, SeededBugs::default()));
             runtime().block_on(clones::together(seed));
@@ -52,7 +52,7 @@ fn a_crash_at_any_request_leaves_a_prefix() {
 #[test]
 fn what_is_under_a_key_is_gone_with_it_and_nothing_else_is() {
     with_dedup(|| {
-        for seed in seeds(3) {
+        for seed in seeds(1) {
             println!("SEED={seed}");
             runtime().block_on(keys::destroyed(seed, SeededBugs::default()));
         }

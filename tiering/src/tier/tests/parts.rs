@@ -212,7 +212,7 @@ async fn history(seed: u64, seeded_bugs: SeededBugs) -> u64 {
 #[test]
 fn a_copy_of_some_volumes_has_what_they_show() {
     let mut lacked_count = 0;
-    for seed in seeds(4) {
+    for seed in seeds(2) {
         println!("SEED={seed}");
         lacked_count += runtime().block_on(history(seed, SeededBugs::default()));
     }
@@ -222,7 +222,7 @@ fn a_copy_of_some_volumes_has_what_they_show() {
 #[test]
 fn a_copy_of_some_volumes_has_what_they_share() {
     let mut lacked_count = 0;
-    for seed in seeds(4) {
+    for seed in seeds(2) {
         println!("SEED={seed}");
         lacked_count += with_dedup(|| runtime().block_on(history(seed, SeededBugs::default())));
     }

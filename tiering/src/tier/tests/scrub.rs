@@ -354,7 +354,7 @@ async fn churn(seed: u64) {
 
 #[test]
 fn mending_goes_on_beside_writes_reclaim_and_failing_copies() {
-    for seed in seeds(4) {
+    for seed in seeds(2) {
         println!("SEED={seed}");
         runtime().block_on(churn(seed));
     }
