@@ -47,6 +47,7 @@ use crate::pool::{Exclusions, Metadata, Pool, Segments};
 use crate::repair::Repair;
 use crate::segment::{SegmentId, SegmentInfo, SegmentName, SegmentNumber};
 use crate::segment_store::{Listed, ObjectSegments, SegmentStore};
+use async_recursion::async_recursion;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -311,6 +312,7 @@ impl Copier {
     /// copied objects are kept. `Denied` when the copy refuses; `Invalid` for a copy that holds a
     /// later state than the pool; `Corrupt` for a copy of another pool, and for metadata that does
     /// not verify.
+    #[async_recursion]
     pub async fn pass(&mut self) -> Result<Option<CopiedState>> {
         // From a pass whose state was not published.
         self.strays.extend(self.replaced.take().into_iter().flat_map(|replaced| replaced.strays));

@@ -9,6 +9,7 @@
 use crate::repair::Finding;
 use crate::segment::SegmentInfo;
 use crate::tier::Tier;
+use async_recursion::async_recursion;
 use block::Result;
 
 /// A segment that was scrubbed.
@@ -29,6 +30,7 @@ impl Tier {
     /// `Unavailable` when the pool's store does not answer, `Fenced` when another process owns the
     /// pool: no segment was skipped then. A segment whose record does not open is skipped and
     /// logged.
+    #[async_recursion]
     pub async fn scrub_next(&self, last: u64) -> Result<Option<Scrubbed>> {
         self.parts.pool.check_writable()?;
         let mut last = last;

@@ -35,6 +35,7 @@ use crate::read::{ChangedExtent, Reader};
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
 use crate::repair::Repair;
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
+use async_recursion::async_recursion;
 use block::env::{Clock, SystemClock};
 use block::seal::{Algorithm, PoolKey};
 use block::{AllocationExtent, Epoch, Error, ErrorKind, Lsn, Result, VolumeId};
@@ -229,6 +230,7 @@ impl Tier {
     /// `Unavailable` when the store does not answer in time, `Denied` when it refuses access,
     /// `Fenced` when a higher epoch has opened it, `Corrupt` when the metadata does not verify
     /// (also with the key of another pool), `Invalid` for options out of range.
+    #[async_recursion]
     pub async fn open(options: TierOptions) -> Result<Tier> {
         Self::open_as(options, Purpose::Own).await
     }
@@ -271,6 +273,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::open`]; `NotFound` for an empty store.
+    #[async_recursion]
     pub async fn open_read_only(options: TierOptions) -> Result<Tier> {
         Self::open_as(options, Purpose::Read).await
     }
@@ -280,6 +283,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::open_read_only`].
+    #[async_recursion]
     pub async fn open_for_look(options: TierOptions) -> Result<Tier> {
         Self::open_as(options, Purpose::Look).await
     }
@@ -357,6 +361,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::read_at`].
+    #[async_recursion]
     pub async fn differences(
         &self,
         volume: VolumeId,
@@ -386,6 +391,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::read`].
+    #[async_recursion]
     pub async fn held_bytes(&self, volume: VolumeId) -> Result<BTreeMap<Lsn, u64>> {
         let layers = self.parts.metadata.map.layers();
         // The list lacks the first layer of a volume that was first written after the tier was
@@ -471,6 +477,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::destage`].
+    #[async_recursion]
     pub async fn step(&self, page_budget: usize) -> Result<FoldReport> {
         self.parts.pool.check_writable()?;
         self.parts.jobs.output.buffers.trim();
@@ -522,6 +529,7 @@ impl Tier {
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer; call again later.
+    #[async_recursion]
     pub async fn sweep_orphans(&self) -> Result<SweepReport> {
         self.parts.pool.check_writable()?;
         self.parts.jobs.sweeper.sweep_orphans().await
@@ -532,6 +540,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::sweep_orphans`]. The next call retries the remaining segments.
+    #[async_recursion]
     pub async fn sweep_abandoned(&self) -> Result<SweepReport> {
         self.parts.pool.check_writable()?;
         self.parts.jobs.sweeper.sweep_abandoned().await
@@ -544,6 +553,7 @@ impl Tier {
     /// # Errors
     /// Those of [`Tier::destage`]. Damage is not an error: a segment that cannot be read is left
     /// alone and counted.
+    #[async_recursion]
     pub async fn reclaim_step(&self, options: ReclaimOptions) -> Result<ReclaimReport> {
         self.parts.pool.check_writable()?;
         self.parts.jobs.reclaim.step(options).await
@@ -551,6 +561,7 @@ impl Tier {
 
     /// Retries some of the objects that were found missing or unreadable while others could be
     /// read, and ends the conditions of those that are readable again. Call it from time to time.
+    #[async_recursion]
     pub async fn try_unreadable_again(&self) {
         for info in self.parts.segments.frames.store().try_again().await {
             self.parts.jobs.reclaim.note_well(info.number.0);
@@ -568,6 +579,7 @@ impl Tier {
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer. Damage is part of the report.
+    #[async_recursion]
     pub async fn fsck(&self, options: FsckOptions) -> Result<FsckReport> {
         self.parts.jobs.fsck.run(options).await
     }
@@ -580,6 +592,7 @@ impl Tier {
     /// # Errors
     /// `Corrupt` when a page or the directory of a segment does not open, which is damage of a
     /// different kind; those of [`Tier::destage`].
+    #[async_recursion]
     pub async fn repair_counts(&self, numbers: &[u64]) -> Result<Vec<(u64, u32, u32)>> {
         self.parts.pool.check_writable()?;
         self.parts.jobs.reclaim.repair_counts(numbers).await
@@ -617,6 +630,7 @@ impl Tier {
     ///
     /// # Errors
     /// `Unavailable` when the store does not answer; nothing is lost then.
+    #[async_recursion]
     pub async fn close(&self) -> Result<()> {
         self.parts.segments.frames.close().await;
         let what = "the data tier is closed";

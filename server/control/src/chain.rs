@@ -15,6 +15,7 @@
 //!   tag under the pool key, which tells damage from forgery.
 
 use crate::store::{Reason, Store};
+use async_recursion::async_recursion;
 use block::env::random_bytes;
 use block::seal::{Algorithm, PoolKey, SALT_BYTES};
 use block::units::crc32c;
@@ -99,6 +100,7 @@ impl Chain {
 
     /// The highest number, or `None` for an empty chain. A chain counts as empty once a listing shows other folders of
     /// the pool but not this one, or once several listings agree.
+    #[async_recursion]
     pub async fn newest_number(&self) -> Result<Option<u64>> {
         for look in 0..EMPTY_LOOK_COUNT {
             if look > 0 {
@@ -164,6 +166,7 @@ impl Chain {
     }
 
     /// The highest object. If the newest object is deleted while it is read, it has a successor, which is read instead.
+    #[async_recursion]
     pub async fn newest(&self) -> Result<Option<(u64, Bytes)>> {
         for attempt in 0..ATTEMPT_COUNT_MAX {
             let Some(number) = self.newest_number().await? else { return Ok(None) };
@@ -203,6 +206,7 @@ impl Chain {
     }
 
     /// One object, or `None` if it does not exist.
+    #[async_recursion]
     pub async fn read(&self, number: u64) -> Result<Option<Bytes>> {
         let name = self.name(number);
         let got = match self.objects.get(&self.path(number)).await {
@@ -239,6 +243,7 @@ impl Chain {
     ///
     /// # Errors
     /// If the outcome could not be learned: the object may exist or come to exist.
+    #[async_recursion]
     pub async fn create(&self, number: u64, bytes: &Bytes) -> Result<Created> {
         if !self.put_absent(number, bytes).await? {
             return Ok(Created::Lost);
@@ -303,6 +308,7 @@ impl Chain {
     /// # Errors
     /// `Unavailable` if listings do not show `number`, and so may not show the objects below it either; `Corrupt` if
     /// `number` is gone; those of the store.
+    #[async_recursion]
     pub async fn delete_below(&self, number: u64) -> Result<()> {
         let Some(numbers) = self.numbers_with(number).await? else {
             return Err(corrupt(&self.name(number), "it is gone"));
@@ -314,6 +320,7 @@ impl Chain {
     }
 
     /// Deletes all but the newest `keep_count` objects, at least 1, as far as a listing shows them.
+    #[async_recursion]
     pub async fn prune(&self, keep_count: usize) -> Result<()> {
         let numbers = self.numbers().await?;
         let old_count = numbers.len().saturating_sub(keep_count.max(1));

@@ -21,6 +21,7 @@ use crate::chain::{
     vec_from_hex,
 };
 use crate::store::Store;
+use async_recursion::async_recursion;
 use block::env::{random_bytes, random_uuid};
 use block::quantities;
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
@@ -154,6 +155,7 @@ impl KeyRing {
     /// # Errors
     /// `Denied` for a wrong secret, `NotFound` for a missing one, `Corrupt` for a damaged ring, or
     /// for one that is gone while the pool is not.
+    #[async_recursion]
     pub async fn open_or_create(store: &Store, source: &KeySource) -> Result<KeyRing> {
         let chain = Chain::new(store, "keyring");
         if chain.newest_number().await?.is_some() {
@@ -203,6 +205,7 @@ impl KeyRing {
     ///
     /// # Errors
     /// Those of listing the store.
+    #[async_recursion]
     pub async fn exists(store: &Store) -> Result<bool> {
         Ok(Chain::new(store, "keyring").newest_number().await?.is_some())
     }
@@ -211,6 +214,7 @@ impl KeyRing {
     ///
     /// # Errors
     /// `Corrupt` for a store that has lost only its ring.
+    #[async_recursion]
     pub async fn exists_or_refuse(store: &Store) -> Result<bool> {
         let exists = KeyRing::exists(store).await?;
         if !exists {
@@ -223,6 +227,7 @@ impl KeyRing {
     ///
     /// # Errors
     /// Those of [`KeyRing::open_or_create`]; `NotFound` for a store without a pool.
+    #[async_recursion]
     pub async fn open(store: &Store, source: &KeySource) -> Result<KeyRing> {
         let chain = Chain::new(store, "keyring");
         let Some((number, bytes)) = chain.newest().await? else {
@@ -291,6 +296,7 @@ impl KeyRing {
     ///
     /// # Errors
     /// `Full` if there are four already; `Busy` if another process changed the ring.
+    #[async_recursion]
     pub async fn add_recovery(&mut self, replace: bool) -> Result<Secret> {
         let key = Zeroizing::new(random_bytes::<KEY_BYTES>());
         let printed = Secret::from_zeroizing(printed::encode(RECOVERY_PREFIX, &key));
@@ -325,6 +331,7 @@ impl KeyRing {
     /// # Errors
     /// `Invalid` for a weak passphrase; `Busy` if another process changed the ring. The old secret
     /// still opens it then.
+    #[async_recursion]
     pub async fn rotate(&mut self, new: &NewKey) -> Result<Rotated> {
         match new {
             NewKey::File { path } => self.rotate_to_file(path).await,

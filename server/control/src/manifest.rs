@@ -17,6 +17,7 @@ mod found;
 use self::found::{Found, lock};
 use crate::chain::{Chain, Created, Document, Format, corrupt, seal_document, to_hex};
 use crate::store::Store;
+use async_recursion::async_recursion;
 use block::durable_file::write_durably;
 use block::env::{random_bytes, random_uuid};
 use block::quantities;
@@ -123,6 +124,7 @@ impl Ownership {
     /// `Busy` if another directory has the pool open and a take-over is not asked for, or if another node won at the
     /// same moment; `NotFound` for a removed pool, unless it is restored; `Invalid` for a restore of one that is not
     /// removed; `Corrupt` for a damaged newest manifest or a store older than this directory.
+    #[async_recursion]
     pub async fn acquire(
         store: &Store,
         node: &NodeDir,
@@ -216,6 +218,7 @@ impl Ownership {
     /// `Fenced` if another owner took over: stop at once. `Corrupt` if our manifest is gone according to both the
     /// object itself and several listings. `Unavailable` if the store does not answer, or its listing does not show an
     /// object that exists: nothing is known.
+    #[async_recursion]
     pub async fn check(&self) -> Result<()> {
         match self.chain.newest_from(self.manifest.number).await? {
             Some(number) if number == self.manifest.number => Ok(()),
@@ -248,6 +251,7 @@ impl Ownership {
     ///
     /// # Errors
     /// `Fenced` if another owner took over meanwhile.
+    #[async_recursion]
     pub async fn release(&self) -> Result<()> {
         let mut released = successor(&self.manifest);
         released.is_released = true;
@@ -258,6 +262,7 @@ impl Ownership {
     ///
     /// # Errors
     /// `Fenced` if another owner took over meanwhile.
+    #[async_recursion]
     pub async fn remove(&self, now: u64) -> Result<u64> {
         let mut removed = successor(&self.manifest);
         removed.is_released = true;
@@ -280,6 +285,7 @@ impl Ownership {
 ///
 /// # Errors
 /// `Busy` if another pool was created there at the same moment.
+#[async_recursion]
 pub async fn begin_restored(
     store: &Store,
     key: &PoolKey,
@@ -335,6 +341,7 @@ fn successor(manifest: &Manifest) -> Manifest {
 ///
 /// # Errors
 /// Those of reading the store; `Corrupt` for a damaged manifest.
+#[async_recursion]
 pub async fn read(store: &Store, key: &PoolKey) -> Result<Option<Manifest>> {
     read_newest(&Chain::new(store, "manifest"), key).await
 }

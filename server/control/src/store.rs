@@ -9,6 +9,7 @@
 //!   the condition would let two owners win.
 //! - Credentials come from the environment and the machine's identity, never from the URL.
 
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result};
 use futures::TryStreamExt;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -207,6 +208,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of listing.
+    #[async_recursion]
     pub async fn first_below<'a>(
         &self,
         parts: &[&'a str],

@@ -15,6 +15,7 @@ use crate::scrub::ScrubStatus;
 use crate::snapshot::SnapshotRecord;
 use crate::tier_options::look_options;
 use crate::volume_keys;
+use async_recursion::async_recursion;
 use block::seal::PoolKey;
 use block::{Conditions, ErrorKind, Lsn, Result, VolumeId};
 use control::keys::KeyRing;
@@ -101,6 +102,7 @@ impl ClosedPool {
     ///
     /// # Errors
     /// Those of reading the store.
+    #[async_recursion]
     pub async fn copies(&self) -> Result<Vec<CopyStatus>> {
         let specs = list::read(&self.store, self.key(), self.keys.pool()).await;
         let specs =
@@ -123,6 +125,7 @@ impl ClosedPool {
     ///
     /// # Errors
     /// Those of reading the store.
+    #[async_recursion]
     pub async fn scrub(&self) -> Result<ScrubStatus> {
         let record = crate::scrub::read(&self.store, self.key(), self.keys.pool()).await;
         let record =
@@ -135,6 +138,7 @@ impl ClosedPool {
     ///
     /// # Errors
     /// `Corrupt` for a record of a volume that cannot be read.
+    #[async_recursion]
     pub async fn raise_conditions(&self) -> Result<()> {
         // If these cannot be read, a condition says so.
         let _ = (self.scrub().await, self.copies().await);
@@ -152,6 +156,7 @@ impl ClosedPool {
 ///
 /// # Errors
 /// Errors of [`crate::opening::open`], which takes the pool.
+#[async_recursion]
 pub async fn look(config: &PoolConfig) -> Result<Option<ClosedPool>> {
     let node = check_pool_is_there(config).await?;
     let store = Store::open(&config.store_url, &StoreOptions::default())?;

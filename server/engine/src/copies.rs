@@ -16,6 +16,7 @@ pub use list::CopySpec;
 pub use target::StateRecord;
 
 use crate::pool::Pool;
+use async_recursion::async_recursion;
 use block::conditions::Report;
 use block::env::random_bytes;
 use block::seal::PoolKey;
@@ -263,6 +264,7 @@ impl Copies {
     }
 
     /// Starts a job for each copy of the list. Volumes are served even if the list cannot be read.
+    #[async_recursion]
     pub async fn start(mut self) -> Copies {
         self.is_serving = true;
         match self.specs().await {
@@ -324,6 +326,7 @@ impl Copies {
     /// `Busy` if the copy exists already, or the destination is not empty or another pool's; `Invalid` for the pool's
     /// own prefix; `Unsupported` for a store without conditional creates; `Denied`, `NotFound`, `Unavailable` of its
     /// store.
+    #[async_recursion]
     pub async fn add(&self, new: NewCopy) -> Result<()> {
         let spec = new.spec();
         check_url(&spec.url)?;
@@ -403,6 +406,7 @@ impl Copies {
     ///
     /// # Errors
     /// `NotFound` if there is none; those of changing the list.
+    #[async_recursion]
     pub async fn remove(&self, url: &str) -> Result<()> {
         let _one_at_a_time = self.changes.lock().await;
         let mut jobs = self.jobs.lock().await;
@@ -436,6 +440,7 @@ impl Copies {
     ///
     /// # Errors
     /// Those of reading the list, if no daemon runs.
+    #[async_recursion]
     pub async fn status(&self) -> Result<Vec<CopyStatus>> {
         if !self.is_serving || self.failure.lock().is_some() {
             let none = |spec| CopyStatus::unserved(spec, self.source.pool.keys_destroyed_in() > 0);
@@ -456,6 +461,7 @@ impl Copies {
     ///
     /// # Errors
     /// Those of reading the list.
+    #[async_recursion]
     pub async fn wait_without_destroyed_keys(&self) -> Result<Vec<String>> {
         let states: Vec<_> = {
             let jobs = self.jobs.lock().await;
@@ -480,6 +486,7 @@ impl Copies {
     ///
     /// # Errors
     /// `NotFound` if there is no such copy; the reason why the attempt failed; `Unavailable` if no daemon runs.
+    #[async_recursion]
     pub async fn sync(&self, url: &str) -> Result<StateRecord> {
         if !self.is_serving {
             let what = "copy now: no daemon runs on this directory; start `spindle serve`";
@@ -511,6 +518,7 @@ impl Copies {
     }
 
     /// Ends the jobs.
+    #[async_recursion]
     pub async fn stop(&self) {
         let reading = self.reading.lock().take();
         if let Some(reading) = reading {

@@ -9,6 +9,7 @@ use crate::report::{PoolReport, without_key};
 use crate::restore::{self, Restored};
 use crate::tier_options::look_options;
 use crate::volume_keys;
+use async_recursion::async_recursion;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use control::keys::KeyRing;
@@ -21,6 +22,7 @@ use uuid::Uuid;
 ///
 /// # Errors
 /// `NotFound` for a store without a pool; those of reading the store and the key.
+#[async_recursion]
 pub async fn fsck(config: &PoolConfig) -> Result<PoolReport> {
     check_store_dir_exists(config)?;
     let store = Store::open(&config.store_url, &StoreOptions::default())?;
@@ -29,6 +31,7 @@ pub async fn fsck(config: &PoolConfig) -> Result<PoolReport> {
 }
 
 /// Like [`fsck`], with an open key ring: the secret that opened it may be gone or replaced by now.
+#[async_recursion]
 pub async fn fsck_of(config: &PoolConfig, pool: Uuid, key: &PoolKey) -> Result<PoolReport> {
     check_store_dir_exists(config)?;
     let store = Store::open(&config.store_url, &StoreOptions::default())?;
@@ -59,6 +62,7 @@ async fn fsck_store(options: TierOptions) -> Result<PoolReport> {
 ///
 /// # Errors
 /// `NotFound` if there is no copy, or no whole state yet; those of reading the store and the key.
+#[async_recursion]
 pub async fn fsck_copy(
     config: &PoolConfig,
     url: &str,

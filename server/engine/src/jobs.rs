@@ -5,6 +5,7 @@
 //! - If a job is vital (without it data is at risk, or no client is served), the process stops in
 //!   order, as on SIGTERM, and ends with an error, so that its supervisor restarts it.
 
+use async_recursion::async_recursion;
 use block::{Conditions, Error, ErrorKind, Job};
 use std::future::Future;
 use std::sync::Arc;
@@ -98,6 +99,7 @@ impl Jobs {
     }
 
     /// Resolves when a vital job has died.
+    #[async_recursion]
     pub async fn vital_died(&self) {
         let mut died = self.died.subscribe();
         // The sender lives as long as `self` does.

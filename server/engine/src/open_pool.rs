@@ -15,6 +15,7 @@ use crate::record::VolumeRecord;
 use crate::reservations::Reservations;
 use crate::restore::Restored;
 use crate::scrub::Scrub;
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result};
 use control::keys::KeyRing;
 use control::manifest::{NodeDir, Ownership};
@@ -64,6 +65,7 @@ impl OpenPool {
     ///
     /// # Errors
     /// Those of making a volume and of the log.
+    #[async_recursion]
     pub async fn make_configured(&self) -> Result<()> {
         self.make_volumes().await?;
         // A volume that the store did not know was just created again: its earlier clients see an empty one.
@@ -158,6 +160,7 @@ impl OpenPool {
     }
 
     /// Names the pool's new owner if it can be learned: the metadata knows only that there is one.
+    #[async_recursion]
     pub async fn reason_of_loss(&self, found: Error) -> Error {
         if found.kind() != ErrorKind::Fenced {
             return found;
@@ -169,6 +172,7 @@ impl OpenPool {
     }
 
     /// The pool's copies, without jobs.
+    #[async_recursion]
     pub async fn copies(&self) -> Copies {
         let keys = self.keys.lock().await;
         let id = keys.pool();
@@ -178,6 +182,7 @@ impl OpenPool {
     }
 
     /// The pool's scrub, without its job.
+    #[async_recursion]
     pub async fn scrub(&self) -> Scrub {
         let (key, id) = {
             let keys = self.keys.lock().await;
@@ -194,12 +199,14 @@ impl OpenPool {
     ///
     /// # Errors
     /// The first failure. No acknowledged write is lost by it.
+    #[async_recursion]
     pub async fn close(self) -> Result<()> {
         self.close_with(false).await
     }
 
     /// Like [`OpenPool::close`]. With `has_devices`, users wait for the next daemon, and only data
     /// that the store takes at once is moved.
+    #[async_recursion]
     pub async fn close_with(self, has_devices: bool) -> Result<()> {
         match self.close_pool(has_devices).await? {
             Closed::AllInStore | Closed::LacksLost(_) => self.ownership.release().await,
@@ -210,6 +217,7 @@ impl OpenPool {
     /// Closes a pool whose opening has failed or was stopped after its jobs had begun. If volumes
     /// may not have recorded yet that they lose writes, this directory stays the owner and remembers
     /// that they have to.
+    #[async_recursion]
     pub async fn close_unserved(self) {
         let closed = match self.lost_writes {
             Some(_) => self.pool.close().await.map(drop),
@@ -228,6 +236,7 @@ impl OpenPool {
     ///
     /// # Errors
     /// Also fails if the store does not hold everything; the pool is then not removed.
+    #[async_recursion]
     pub async fn remove(self) -> Result<u64> {
         let lacks = match self.close_pool(false).await? {
             Closed::AllInStore => return self.ownership.remove(self.pool.clock().stamp()).await,
@@ -306,6 +315,7 @@ impl OpenPool {
     }
 
     /// Notes a failed write log in the store, because the directory may not take the note.
+    #[async_recursion]
     pub async fn note_failed_log(&self) {
         if let Some(note) = self.pool.log_failure_note() {
             failed_log::note(&self.store, &self.node, note).await;

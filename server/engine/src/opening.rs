@@ -24,6 +24,7 @@ use crate::pool::{LostWrites, Pool};
 use crate::restore::{self, Restored};
 use crate::tier_options::tier_options;
 use crate::volume_keys::VolumeKeyRing;
+use async_recursion::async_recursion;
 use block::conditions::Report;
 use block::quantities::ByteSize;
 use block::seal::PoolKey;
@@ -69,6 +70,7 @@ impl Opening {
 ///
 /// # Errors
 /// Errors of each step, with advice. The previous owner of the pool then has it as before.
+#[async_recursion]
 pub async fn open(config: &PoolConfig, opening: Opening) -> Result<OpenPool> {
     let opened = open_until(config, opening, std::pin::pin!(std::future::pending())).await?;
     Ok(opened.expect("nothing has stopped it"))

@@ -32,6 +32,7 @@ use crate::report::{PoolReport, without_key};
 use crate::state::{self, DestageProgress, Shared};
 use crate::volume::{Volume, check_size};
 use crate::volume_keys::VolumeKeyRing;
+use async_recursion::async_recursion;
 use block::{Epoch, Error, ErrorKind, Job, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use snapshots::Snapshots;
@@ -191,6 +192,7 @@ impl Pool {
     ///
     /// # Errors
     /// Those of writing the log.
+    #[async_recursion]
     pub async fn note_lost_writes(&self, cause: LostWrites, epoch: Epoch) -> Result<()> {
         let is_concerned = |record: &VolumeRecord| {
             let may_lack_writes = match cause {
@@ -232,6 +234,7 @@ impl Pool {
     /// # Errors
     /// `NotFound`; `Invalid` if there is nothing to accept or `give_up_writes` is missing; those of writing the log and
     /// the store.
+    #[async_recursion]
     pub async fn accept_loss(&self, name: &str, give_up_writes: bool) -> Result<VolumeRecord> {
         let volume = self.find(name)?;
         let closed = self.shared.check_open(volume.id()).err();
@@ -283,6 +286,7 @@ impl Pool {
     ///
     /// # Errors
     /// `Invalid` for a bad size, `Busy` if the name is taken.
+    #[async_recursion]
     pub async fn create_volume(
         &self,
         name: &str,
@@ -296,6 +300,7 @@ impl Pool {
     ///
     /// # Errors
     /// Also `Full` if too many volumes have a key of their own, and those of the store.
+    #[async_recursion]
     pub async fn create_volume_with(
         &self,
         name: &str,
@@ -325,6 +330,7 @@ impl Pool {
     ///
     /// # Errors
     /// `NotFound`, `Invalid`; `Denied` if it would shrink and `may_shrink` is false.
+    #[async_recursion]
     pub async fn resize_volume(
         &self,
         name: &str,
@@ -356,6 +362,7 @@ impl Pool {
     ///
     /// # Errors
     /// `NotFound`; those of writing the log.
+    #[async_recursion]
     pub async fn configure_volume(
         &self,
         name: &str,
@@ -406,6 +413,7 @@ impl Pool {
     ///
     /// # Errors
     /// `NotFound`; `Busy` while it has snapshots.
+    #[async_recursion]
     pub async fn remove_volume(&self, name: &str, now: bool) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         self.remove_alone(name, now).await
@@ -447,6 +455,7 @@ impl Pool {
     ///
     /// # Errors
     /// `NotFound` if there is none of that name, `Busy` if another volume has the name.
+    #[async_recursion]
     pub async fn restore_volume(&self, name: &str) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         let Some(mut record) = self.removed(name) else {
@@ -471,6 +480,7 @@ impl Pool {
     ///
     /// # Errors
     /// Those of the log.
+    #[async_recursion]
     pub async fn purge_expired(&self) -> Result<usize> {
         let purged = self.purge_old().await;
         // This may wait for the store, and nothing waits for it.
@@ -549,6 +559,7 @@ impl Pool {
     ///
     /// # Errors
     /// Those of the log and of the pool's end.
+    #[async_recursion]
     pub async fn destage_all(&self) -> Result<Lsn> {
         self.destage_those(|_| true).await
     }
@@ -583,6 +594,7 @@ impl Pool {
     ///
     /// # Errors
     /// Those of the log.
+    #[async_recursion]
     pub async fn settle(&self) -> Result<()> {
         self.shared.log.settle().await
     }
@@ -591,6 +603,7 @@ impl Pool {
     ///
     /// # Errors
     /// Those that prevent the walk. Problems of the pool are in the report.
+    #[async_recursion]
     pub async fn fsck(&self) -> Result<PoolReport> {
         let report = self.shared.tier.fsck(tiering::FsckOptions::default()).await?;
         let records = self.shared.tier.volume_records();
@@ -659,6 +672,7 @@ impl Pool {
 
     /// Resolves when the pool has stopped for good (another owner has it, the store lost it, or the disk of its write
     /// log failed), with the reason.
+    #[async_recursion]
     pub async fn ended(&self) -> Error {
         let mut destaged = self.shared.destaged.subscribe();
         // The sender lives as long as the pool.
@@ -700,6 +714,7 @@ impl Pool {
     ///
     /// # Errors
     /// The first failure; the log is then marked unclean, and the next start recovers it.
+    #[async_recursion]
     pub async fn close(&self) -> Result<(Lsn, Lsn)> {
         self.shared.begin_closing();
         let flushed = self.shared.log.flush().await;

@@ -5,6 +5,7 @@
 
 use crate::conditions;
 use crate::open_pool::OpenPool;
+use async_recursion::async_recursion;
 use block::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +17,7 @@ const OWNERSHIP_CHECK: Duration = Duration::from_secs(5);
 const SCHEDULE_CHECK: Duration = Duration::from_secs(5);
 
 /// Checks from time to time that the pool is still ours, and otherwise stops acknowledging.
+#[async_recursion]
 pub async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     loop {
         tokio::select! {
@@ -41,6 +43,7 @@ pub async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool
 }
 
 /// Fetches the data of a restored pool that only the copy has, on the background runtime.
+#[async_recursion]
 pub async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     let Some(restored) = open.restored.clone() else { return };
     let (pool, store) = (open.pool.clone(), open.store.clone());
@@ -63,6 +66,7 @@ pub async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
 }
 
 /// Makes and removes the snapshots that are due.
+#[async_recursion]
 pub async fn run_schedules(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     loop {
         tokio::select! {

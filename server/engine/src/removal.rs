@@ -13,6 +13,7 @@ use crate::clock;
 use crate::config::PoolConfig;
 use crate::opening;
 use crate::opening::Opening;
+use async_recursion::async_recursion;
 use block::quantities;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
@@ -99,6 +100,7 @@ pub async fn remove(
 ///
 /// # Errors
 /// Those of opening it; `Invalid` for a pool that is not removed.
+#[async_recursion]
 pub async fn restore(config: &PoolConfig) -> Result<PoolRestored> {
     let open = opening::open(config, Opening::Removed).await?;
     let Manifest { name, pool, .. } = open.ownership.manifest().clone();
@@ -112,6 +114,7 @@ pub async fn restore(config: &PoolConfig) -> Result<PoolRestored> {
 /// # Errors
 /// `Invalid` for a pool that is not removed, `Busy` for one that is still retained; those of the
 /// store and of the key. A purge that was cut short can be repeated.
+#[async_recursion]
 pub async fn purge(config: &PoolConfig, now: bool) -> Result<PoolPurged> {
     opening::check_store_dir_exists(config)?;
     let store = Store::open(&config.store_url, &StoreOptions::default())?;

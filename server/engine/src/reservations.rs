@@ -21,6 +21,7 @@ mod silent;
 use self::leftovers::drain_deadline;
 pub(crate) use self::permit::{Permit, PermitUse};
 pub use self::request::{Connection, Intent, ReservationRequest};
+use async_recursion::async_recursion;
 use block::durable_file::write_durably;
 use block::quantities::unix_seconds_now;
 use block::{Epoch, Error, ErrorKind, Result};
@@ -394,6 +395,7 @@ impl Reservations {
     /// # Errors
     /// `Unavailable`: it is over, but its requests are still running or queued, and no other client is let in yet; try
     /// again. Those of writing the list.
+    #[async_recursion]
     pub async fn release(&self, volume: u32, request: &ReservationRequest) -> Result<()> {
         let _one_at_a_time = self.changes.lock().await;
         let attachment = attachment_of(request);
@@ -406,6 +408,7 @@ impl Reservations {
     /// # Errors
     /// `Unavailable`: they are ended, but requests are still running or queued, and no other client is let in yet; try
     /// again. Those of writing the list.
+    #[async_recursion]
     pub async fn fence(&self, volume: u32) -> Result<Vec<String>> {
         let _one_at_a_time = self.changes.lock().await;
         self.end(volume, |record| record.volume == volume).await

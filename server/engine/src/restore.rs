@@ -25,6 +25,7 @@ use crate::copies::StateRecord;
 use crate::copies::target::{Pin, Target, WITNESS};
 use crate::names::check_name;
 use crate::pool::Pool;
+use async_recursion::async_recursion;
 use block::env::{Clock, random_bytes, random_uuid};
 use block::seal::PoolKey;
 use block::{ConditionKind, Error, ErrorKind, Result, VolumeId};
@@ -120,6 +121,7 @@ fn is_zero(number: &u64) -> bool {
 ///
 /// # Errors
 /// `Corrupt` for a damaged link; those of reading the store.
+#[async_recursion]
 pub async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<Origin>> {
     let chain = Chain::new(store, FOLDER);
     let Some((number, origin)) = chain.newest_body::<Origin>(key).await? else {
@@ -137,6 +139,7 @@ pub async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<Ori
 }
 
 /// Returns the store as the data tier sees it: with the copy behind it until the pool is whole.
+#[async_recursion]
 pub async fn store_of(
     store: Store,
     key: &PoolKey,
@@ -198,6 +201,7 @@ impl Restored {
 
     /// Fetches the data that only the copy has, until the pool is whole, and gives the pin back. Dropping the future
     /// stops it.
+    #[async_recursion]
     pub async fn hydrate(
         &self,
         pool: &Pool,
@@ -409,6 +413,7 @@ async fn give_back(store: &Store, key: &PoolKey, origin: &mut Origin) -> Result<
 }
 
 /// Gives back the pin of a pool that is purged; a failure is only logged.
+#[async_recursion]
 pub async fn leave(origin: &Origin) {
     if origin.pin.is_empty() {
         return;

@@ -10,6 +10,7 @@ use crate::asker::Asker;
 use crate::record::Durability;
 use crate::reservations::{Permit, PermitUse, Reservation};
 use crate::volume::Volume;
+use async_recursion::async_recursion;
 use block::{
     AllocationExtent, BlockDevice, Error, ErrorKind, Limits, PayloadBuffer, Result, WriteFlags,
     ZeroFlags,
@@ -43,6 +44,7 @@ impl Attachment {
     }
 
     /// Resolves when the session was ended: another client, or an operator, has taken the volume.
+    #[async_recursion]
     pub async fn revoked(&self) {
         match &self.reservation {
             Some(reservation) => reservation.revoked().await,

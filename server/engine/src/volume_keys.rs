@@ -8,6 +8,7 @@
 //!   number, so it can no longer destroy anything.
 //! - Keys leave this process only sealed under the pool's data key.
 
+use async_recursion::async_recursion;
 use block::env::random_bytes;
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
 use block::units::{array_at, u32_at};
@@ -137,11 +138,13 @@ async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<State> {
 ///
 /// # Errors
 /// `Corrupt` or `Unsupported` for a document that cannot be read; those of reading the store.
+#[async_recursion]
 pub async fn load(store: &Store, key: &PoolKey, pool: Uuid) -> Result<VolumeKeys> {
     Ok(load_with_destroyed(store, key, pool).await?.0)
 }
 
 /// Like [`load`], with the number of the document in which a key was last destroyed, or 0.
+#[async_recursion]
 pub async fn load_with_destroyed(
     store: &Store,
     key: &PoolKey,

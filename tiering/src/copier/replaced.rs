@@ -4,6 +4,7 @@
 use super::transfer::target_error;
 use super::{Copier, damaged_path, path_of};
 use crate::map::database;
+use async_recursion::async_recursion;
 use block::Result;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -78,6 +79,7 @@ impl Copier {
     /// # Errors
     /// `Unavailable` or `Denied`; the remaining objects are deleted later. `Fenced` when another
     /// process owns the pool.
+    #[async_recursion]
     pub async fn collect(&mut self, pinned: Option<u64>) -> Result<u64> {
         let is_pin_ignored = self.source.pool.seeded_bugs.pin_ignored;
         let now = self.source.pool.clock.now();

@@ -18,6 +18,7 @@ use super::pinned::Pin;
 use super::snapshot_store::state_view;
 use crate::listing;
 use crate::recording_store::Shorter;
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind};
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -304,6 +305,7 @@ impl Database {
     /// # Errors
     /// Those of [`error`]. It does not return while the store is unreachable: the caller probes the
     /// store and limits the time.
+    #[async_recursion]
     pub async fn open(
         store: Arc<dyn ObjectStore>,
         options: &DatabaseOptions,
@@ -330,6 +332,7 @@ impl Database {
     ///
     /// # Errors
     /// Like [`Database::open`]; `Corrupt` if there is no database.
+    #[async_recursion]
     pub async fn read_only(
         store: Arc<dyn ObjectStore>,
         options: &DatabaseOptions,
@@ -344,6 +347,7 @@ impl Database {
     ///
     /// # Errors
     /// Like [`Database::read_only`].
+    #[async_recursion]
     pub async fn read_pinned(
         store: Arc<dyn ObjectStore>,
         options: &DatabaseOptions,
@@ -434,6 +438,7 @@ impl Database {
     ///
     /// # Errors
     /// Database errors.
+    #[async_recursion]
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, slatedb::Error> {
         match self {
             Database::Owner(db) => db.get(key).await,
@@ -445,6 +450,7 @@ impl Database {
     ///
     /// # Errors
     /// Database errors.
+    #[async_recursion]
     pub async fn scan(
         &self,
         range: (Bound<Vec<u8>>, Bound<Vec<u8>>),
@@ -460,6 +466,7 @@ impl Database {
     ///
     /// # Errors
     /// `Denied` for a reader; database errors.
+    #[async_recursion]
     pub async fn write(&self, batch: WriteBatch) -> block::Result<()> {
         match self.owner()?.write(batch).await {
             Ok(_handle) => Ok(()),
@@ -471,6 +478,7 @@ impl Database {
     ///
     /// # Errors
     /// Like [`Database::write`].
+    #[async_recursion]
     pub async fn flush(&self) -> block::Result<()> {
         let options = FlushOptions { flush_type: FlushType::MemTable };
         let flushed = self.owner()?.flush_with_options(options).await;
@@ -481,6 +489,7 @@ impl Database {
     ///
     /// # Errors
     /// Database errors; the database is closed in any case.
+    #[async_recursion]
     pub async fn close(&self) -> block::Result<()> {
         let closed = match self {
             Database::Owner(db) => db.close().await,
@@ -511,6 +520,7 @@ impl Database {
     ///
     /// # Errors
     /// Database errors; the database is closed in any case.
+    #[async_recursion]
     pub async fn abandon(&self) -> block::Result<()> {
         let closed = match self {
             Database::Owner(db) => db.close_with_options(CloseOptions { flush_type: None }).await,

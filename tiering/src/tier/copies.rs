@@ -6,6 +6,7 @@ use crate::copier::{
     Copier, CopierOptions, CopyProgress, HydrateOptions, HydrateProgress, Lacking, RestoredStore,
 };
 use crate::repair::RepairSource;
+use async_recursion::async_recursion;
 use block::Result;
 use object_store::ObjectStore;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ impl Tier {
     ///
     /// # Errors
     /// `Unavailable` or `Denied` when the copy cannot be listed.
+    #[async_recursion]
     pub async fn copier(
         &self,
         target: Arc<dyn ObjectStore>,
@@ -36,6 +38,7 @@ impl Tier {
     /// `Unavailable` when a store does not answer: call it again, the fetched objects are kept.
     /// `Corrupt` when the copy lacks a table of the metadata; the segments are fetched
     /// nevertheless.
+    #[async_recursion]
     pub async fn hydrate(
         &self,
         store: &Arc<RestoredStore>,

@@ -2,6 +2,7 @@
 
 use super::Tier;
 use crate::dedup::DedupStatus;
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result, VolumeId};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -48,6 +49,7 @@ impl Tier {
     ///
     /// # Errors
     /// The errors of the metadata. A list that does not open is skipped.
+    #[async_recursion]
     pub async fn load_fingerprints(&self) -> Result<()> {
         let (metadata, dedup) = (&self.parts.metadata, &self.parts.dedup);
         if !dedup.is_used() {
@@ -73,6 +75,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::destage`].
+    #[async_recursion]
     pub async fn sweep_back_references(&self, budget: usize) -> Result<bool> {
         self.parts.pool.check_writable()?;
         let last = {

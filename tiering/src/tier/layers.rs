@@ -5,6 +5,7 @@ use super::{Origin, Tier};
 use crate::map::pages::PAGE_BYTES;
 use crate::map::{Health, LayerChange, LayerId, LayerRecord, NewLayer};
 use crate::pool::Excluded;
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use bytes::Bytes;
 
@@ -17,6 +18,7 @@ impl Tier {
     /// `NotFound` if there is no such snapshot; `Busy` if the volume exists already or the chain of
     /// volumes made from one another is too long; those of [`Tier::destage`]. After an error
     /// nothing was made.
+    #[async_recursion]
     pub async fn clone_volume(
         &self,
         (source, at): (VolumeId, Lsn),
@@ -35,6 +37,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::clone_volume`].
+    #[async_recursion]
     pub async fn roll_back(
         &self,
         volume: VolumeId,
@@ -56,6 +59,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::destage`].
+    #[async_recursion]
     pub async fn promote(&self, volume: VolumeId) -> Result<bool> {
         self.change_layers(LayerChange::Promote(volume)).await
     }
@@ -65,6 +69,7 @@ impl Tier {
     ///
     /// # Errors
     /// Those of [`Tier::destage`].
+    #[async_recursion]
     pub async fn retire(&self, volume: VolumeId) -> Result<()> {
         self.change_layers(LayerChange::Retire(volume)).await.map(drop)
     }
@@ -121,6 +126,7 @@ impl Tier {
     ///
     /// # Errors
     /// `Fenced` if another process has taken it; those of the owner check.
+    #[async_recursion]
     pub async fn check_owner(&self) -> Result<()> {
         self.parts.pool.check_owner().await
     }

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::chain::{Chain, Created, Document, Format, corrupt, seal_document};
 use crate::store::Store;
+use async_recursion::async_recursion;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use std::path::Path;
@@ -23,6 +24,7 @@ impl KeyRing {
     ///
     /// # Errors
     /// `Corrupt` for a ring that is damaged or has other data keys; errors reading the store.
+    #[async_recursion]
     pub async fn is_apart(store: &Store, key: &PoolKey) -> Result<Option<bool>> {
         let found = Self::find_apart(&Chain::new(store, "keyring"), key).await?;
         Ok(found.map(|(body, _)| body.is_apart))
@@ -48,6 +50,7 @@ impl KeyRing {
     /// # Errors
     /// `Busy` if the copy has a dedicated key other than `path`, or another process changed the
     /// ring; errors reading the key file.
+    #[async_recursion]
     pub async fn give_apart(
         store: &Store,
         (pool, data_keys): (Uuid, &[DataKey]),

@@ -7,6 +7,7 @@
 
 use super::{Manifest, NodeDir, Ownership};
 use crate::chain::Chain;
+use async_recursion::async_recursion;
 use block::Result;
 use block::seal::PoolKey;
 
@@ -30,6 +31,7 @@ impl Ownership {
     ///
     /// # Errors
     /// `Fenced` if another owner took over meanwhile; store errors.
+    #[async_recursion]
     pub async fn give_back(&self, node: &NodeDir) -> Result<bool> {
         let is_own = self.manifest.owner_since_epoch != self.manifest.epoch && !self.is_from_copy;
         let previous = match &self.previous {

@@ -3,6 +3,7 @@
 use super::{Manifest, NodeDir, Terms, check_available, check_not_removed, read_known};
 use crate::chain::Chain;
 use crate::store::Store;
+use async_recursion::async_recursion;
 use block::Result;
 use block::seal::PoolKey;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use uuid::Uuid;
 ///
 /// # Errors
 /// Errors of [`super::Ownership::acquire`], which takes the pool. Nothing is written.
+#[async_recursion]
 pub async fn look(
     store: &Store,
     node: &NodeDir,

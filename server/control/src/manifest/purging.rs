@@ -3,6 +3,7 @@
 use super::{Manifest, PURPOSE, successor};
 use crate::chain::{Chain, Created, Document, seal_document};
 use crate::store::Store;
+use async_recursion::async_recursion;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 
@@ -11,6 +12,7 @@ use block::{Error, ErrorKind, Result};
 ///
 /// # Errors
 /// `Busy` if it was restored at the same moment, or another purge has begun.
+#[async_recursion]
 pub async fn begin_purge(store: &Store, key: &PoolKey, newest: &Manifest) -> Result<Manifest> {
     let mut purging = successor(newest);
     purging.is_purging = true;
@@ -30,6 +32,7 @@ pub async fn begin_purge(store: &Store, key: &PoolKey, newest: &Manifest) -> Res
 
 /// Reads the newest manifest without its key ring, so that a forged one is not detected. This
 /// suffices to finish a purge, which has deleted everything but manifests by then.
+#[async_recursion]
 pub async fn read_unverified(store: &Store) -> Result<Option<Manifest>> {
     let chain = Chain::new(store, "manifest");
     let Some((number, bytes)) = chain.newest().await? else { return Ok(None) };

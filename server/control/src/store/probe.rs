@@ -6,6 +6,7 @@
 //!   listing entry) is repeated.
 
 use super::Store;
+use async_recursion::async_recursion;
 use block::env::random_uuid;
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -30,6 +31,7 @@ impl Store {
     /// `Unsupported` if the store lacks conditional creates, `Denied` for credentials, `NotFound`
     /// for a missing bucket, `Unavailable` if nothing answers, or the store says that an object
     /// exists and does not show it.
+    #[async_recursion]
     pub async fn probe(&self) -> Result<()> {
         let path = ObjectPath::from(format!("{FOLDER}/{}", random_uuid().simple()));
         let outcome = self.probe_at(&path).await;

@@ -9,6 +9,7 @@ use crate::device::{self, Device, IO_BYTES_MAX};
 use crate::record::{AttachOptions, DeviceRecord, Driver, read, write};
 use crate::seeded_bugs::seeded_bugs;
 use crate::volumes::{Volume as _, Volumes};
+use async_recursion::async_recursion;
 use block::env::random_bytes;
 use block::{Error, ErrorKind, Result, VolumeId};
 
@@ -25,6 +26,7 @@ impl<V: Volumes> Attachments<V> {
     /// `NotFound`: there is no such volume. `Busy`: it is attached, or other clients have it open,
     /// or another pool has its link. `Unsupported`, `Denied`: this machine lacks a feature or a
     /// permission. `Invalid`: the options. `Unavailable`: the daemon is stopping.
+    #[async_recursion]
     pub async fn attach(&self, name: &str, options: AttachOptions) -> Result<AttachmentInfo> {
         let attached = self.attach_unreported(name, options).await;
         self.show().await;

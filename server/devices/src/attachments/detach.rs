@@ -6,6 +6,7 @@ use crate::device;
 use crate::in_use;
 use crate::record::DeviceRecord;
 use crate::volumes::{Volume as _, Volumes};
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result, VolumeId};
 use std::path::Path;
 
@@ -16,6 +17,7 @@ impl<V: Volumes> Attachments<V> {
     /// # Errors
     /// `NotFound`: it is not attached. `Busy`: a file system or the like uses it, or a program has
     /// it open. `Unavailable`: the daemon is stopping.
+    #[async_recursion]
     pub async fn detach(&self, target: &str, is_forced: bool) -> Result<String> {
         let detached = self.detach_unreported(target, is_forced).await;
         self.show().await;

@@ -5,6 +5,7 @@
 use super::{AT_ONCE_MAX, AttachedState, Attachments, DeviceSlot};
 use crate::blocking::blocking;
 use crate::volumes::Volumes;
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ const LEAVE_GRACE: Duration = Duration::from_secs(5);
 impl<V: Volumes> Attachments<V> {
     /// Stops serving in order: requests that were begun are answered, and the devices wait for the
     /// next daemon.
+    #[async_recursion]
     pub async fn leave(&self) {
         let leave = |served: DeviceSlot| {
             served.lock().take().into_iter().for_each(|device| device.leave(LEAVE_GRACE));
@@ -51,6 +53,7 @@ impl<V: Volumes> Attachments<V> {
 
     /// Ends the devices of a pool that is no longer ours. Their users get errors, because later
     /// reads would not return what they wrote.
+    #[async_recursion]
     pub async fn abandon(&self) {
         let remove =
             |served: DeviceSlot| served.lock().take().map_or(Ok(()), |device| device.remove(true));

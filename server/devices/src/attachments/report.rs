@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::in_use;
 use crate::record::AttachOptions;
 use crate::volumes::Volumes;
+use async_recursion::async_recursion;
 use block::conditions::Report;
 use block::{ConditionKind, Result, VolumeId};
 use std::path::PathBuf;
@@ -45,6 +46,7 @@ pub struct AttachmentInfo {
 impl<V: Volumes> Attachments<V> {
     /// Raises a condition for each attached volume that is not served and for each silent client,
     /// and clears those of the others.
+    #[async_recursion]
     pub async fn show(&self) {
         self.volumes.report_clients();
         // The holder of the lock is attaching or detaching, and reports the result itself.
@@ -93,6 +95,7 @@ impl<V: Volumes> Attachments<V> {
     ///
     /// # Errors
     /// `Unavailable`: the daemon is stopping.
+    #[async_recursion]
     pub async fn list(&self) -> Result<Vec<AttachmentInfo>> {
         let mut live = self.live.lock().await;
         let live = changeable(&mut live)?;
@@ -171,6 +174,7 @@ impl<V: Volumes> Attachments<V> {
     ///
     /// # Errors
     /// `Unavailable`: the daemon is stopping.
+    #[async_recursion]
     pub async fn user_of(&self, volume: VolumeId) -> Result<Option<String>> {
         let mut live = self.live.lock().await;
         if changeable(&mut live)?.contains_key(&volume) {

@@ -6,6 +6,7 @@
 use super::{AttachedState, Attachments, DeviceSlot};
 use crate::blocking::blocking;
 use crate::volumes::{Volume as _, Volumes};
+use async_recursion::async_recursion;
 use block::{Conditions, Job, Result, VolumeId};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -43,6 +44,7 @@ pub(super) fn follow(
 impl<V: Volumes> Attachments<V> {
     /// Makes the device of a volume follow its size. Returns, for display, the reason if the device
     /// does not follow, or not yet.
+    #[async_recursion]
     pub async fn why_size_stays(&self, volume: VolumeId) -> Option<String> {
         let device = {
             // The holder of the lock is attaching or detaching, which is not waited for.

@@ -6,6 +6,7 @@ use crate::blocking::blocking;
 use crate::identifiers;
 use crate::in_use::check_unused;
 use crate::locks::{holder_of, lock};
+use async_recursion::async_recursion;
 use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use nbd::client::Target;
@@ -22,6 +23,7 @@ const STOP_WAIT: Duration = Duration::from_secs(10);
 /// # Errors
 /// `NotFound`: there is none. `Busy`: it is in use, or is just being attached. Errors reaching the
 /// server if there is no device.
+#[async_recursion]
 pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     let target = Target::parse(uri)?;
     let Some(attachment) = find(&target)? else { return detach_attempt(&target).await };

@@ -6,6 +6,7 @@
 //! - A change is the next number of the chain; of two at the same moment one wins.
 
 use super::target::StateRecord;
+use async_recursion::async_recursion;
 use block::env::random_bytes;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
@@ -141,6 +142,7 @@ async fn read_numbered(store: &Store, key: &PoolKey, pool: Uuid) -> Result<(u64,
 ///
 /// # Errors
 /// `Corrupt` for a damaged document; errors reading the store.
+#[async_recursion]
 pub async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Vec<CopySpec>> {
     Ok(read_numbered(store, key, pool).await?.1)
 }

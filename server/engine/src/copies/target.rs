@@ -15,6 +15,7 @@
 //! - Documents are authentic under the pool key. Times are only for display, except for the end of
 //!   a short pin.
 
+use async_recursion::async_recursion;
 use block::env::{random_bytes, random_uuid};
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
@@ -261,6 +262,7 @@ impl Target {
     }
 
     /// Like [`Target::open`], for an existing copy.
+    #[async_recursion]
     pub async fn existing(url: &str, env_prefix: Option<&str>) -> Result<Target> {
         answered(url, env_prefix, Target::existing_now, ANSWER_TIME_MAX).await
     }
@@ -402,6 +404,7 @@ impl Target {
     ///
     /// # Errors
     /// `NotFound`; errors reading its store.
+    #[async_recursion]
     pub async fn check_exists(&self) -> Result<()> {
         self.identity().await?.map(drop).ok_or_else(|| no_copy(&self.url))
     }
@@ -431,6 +434,7 @@ impl Target {
 
     /// Opens the copy's key ring with the key source of the pool, and checks that the copy belongs
     /// to its pool.
+    #[async_recursion]
     pub async fn open_keys(&self, source: &KeySource) -> Result<KeyRing> {
         let Some((object, bytes)) = self.identity().await? else { return Err(no_copy(&self.url)) };
         let identity: Identity = Document::parse(&object, &bytes)?.body()?;
@@ -443,6 +447,7 @@ impl Target {
     }
 
     /// The newest state, if there is one yet.
+    #[async_recursion]
     pub async fn newest(&self, key: &PoolKey, pool: Uuid) -> Result<Option<StateRecord>> {
         let chain = Chain::new(&self.store, STATES);
         let newest = chain.newest_body::<StateRecord>(key).await?;
@@ -587,6 +592,7 @@ impl Target {
     }
 
     /// Reads the keys of volumes from the copy.
+    #[async_recursion]
     pub async fn volume_keys(&self, key: &PoolKey, pool: Uuid) -> Result<VolumeKeys> {
         crate::volume_keys::load(&self.store, key, pool).await
     }
@@ -607,6 +613,7 @@ impl Target {
     ///
     /// # Errors
     /// `NotFound` if no state has been published yet; `Denied` with read-only credentials.
+    #[async_recursion]
     pub async fn pin_newest(
         &self,
         key: &PoolKey,
@@ -641,6 +648,7 @@ impl Target {
     }
 
     /// Writes a pin for the first time, or renews it.
+    #[async_recursion]
     pub async fn put_pin(
         &self,
         key: &PoolKey,
@@ -662,6 +670,7 @@ impl Target {
 
     /// Reports whether a pin exists and keeps its state for a while: one that is about to end may
     /// already count as gone for a process that deletes.
+    #[async_recursion]
     pub async fn has_pin(&self, key: &PoolKey, pin: &Pin) -> Result<bool> {
         let failed = |error| self.store.explain("look for a pin", error);
         let Some(got) = self.get_pin(&pin.0).await? else { return Ok(false) };
@@ -675,6 +684,7 @@ impl Target {
     }
 
     /// Releases a pin; logs a failure.
+    #[async_recursion]
     pub async fn unpin(&self, pin: Pin) {
         if let Err(error) = self.try_unpin(&pin).await {
             tracing::warn!(

@@ -12,6 +12,7 @@ use super::{Pool, Volumes};
 use crate::names::check_name;
 use crate::record::{VolumeRecord, VolumeState};
 use crate::volume::Volume;
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,6 +52,7 @@ impl Pool {
     /// # Errors
     /// `NotFound`; `Busy` if the name is taken, or if the chain of clones is too long;
     /// `Unavailable` while the store does not answer or lacks part of the snapshot.
+    #[async_recursion]
     pub async fn clone_volume(
         &self,
         source: &str,
@@ -217,6 +219,7 @@ impl Pool {
     ///
     /// # Errors
     /// `NotFound`; `Invalid` if it is independent already; store errors.
+    #[async_recursion]
     pub async fn promote_volume(&self, name: &str) -> Result<VolumeRecord> {
         self.check_store("promote a volume")?;
         let volume = self.find(name)?;
@@ -288,6 +291,7 @@ impl Pool {
     ///
     /// # Errors
     /// Like [`Pool::remove_volume`].
+    #[async_recursion]
     pub async fn remove_expired(&self, id: VolumeId) -> Result<Option<String>> {
         let _one_at_a_time = self.changes.lock().await;
         let name = {

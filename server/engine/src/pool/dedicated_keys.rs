@@ -9,6 +9,7 @@
 use super::Pool;
 use super::snapshots::some_of;
 use crate::record::{VolumeRecord, VolumeState};
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result, VolumeId};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -42,6 +43,7 @@ impl Pool {
     /// `NotFound`; `Invalid` for a volume without a dedicated key; `Busy`, naming the other users
     /// of the key; `Unavailable` while the store does not answer; errors of the log and the store,
     /// after which the call can be repeated.
+    #[async_recursion]
     pub async fn erase_volume(&self, name: &str) -> Result<VolumeRecord> {
         let _one_at_a_time = self.changes.lock().await;
         let record = self.to_be_erased(name)?;

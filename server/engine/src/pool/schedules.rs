@@ -10,6 +10,7 @@
 use super::{NamedSnapshot, Pool};
 use crate::schedule::{AHEAD_MAX, Keep, Schedule, kept, name_at};
 use crate::snapshot::{SnapshotName, VOLUMES_MAX};
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 
@@ -34,6 +35,7 @@ impl Pool {
     ///
     /// # Errors
     /// `NotFound`; `Invalid` for an invalid schedule; errors writing the log.
+    #[async_recursion]
     pub async fn set_schedule(&self, name: &str, new: Option<(&str, Keep)>) -> Result<()> {
         let schedule =
             new.map(|(cron, keep)| Schedule::new(cron, keep, self.clock().wall())).transpose()?;
@@ -70,6 +72,7 @@ impl Pool {
 
     /// Makes the snapshots that are due, and removes those that are no longer kept. Returns how
     /// many were made and removed. The next call tries again what failed.
+    #[async_recursion]
     pub async fn run_schedules(&self) -> (usize, usize) {
         let mut due: BTreeMap<u64, Vec<String>> = BTreeMap::new();
         for volume in self.volumes() {
@@ -181,6 +184,7 @@ impl Pool {
     /// # Errors
     /// `NotFound`; `Busy` if a snapshot of that name exists, or too many wait for the store; `Full`
     /// if there are too many; `Invalid` for a name reserved for schedules.
+    #[async_recursion]
     pub async fn create_snapshots(&self, asked: &SnapshotName) -> Result<Vec<NamedSnapshot>> {
         if asked.name.starts_with("auto-") {
             let what = format!(

@@ -10,6 +10,7 @@ use super::{Pool, Volumes};
 use crate::record::VolumeState;
 use crate::snapshot::{Removed, SnapshotEntry, SnapshotName, SnapshotRecord};
 use crate::volume::Volume;
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -243,6 +244,7 @@ impl Pool {
     ///
     /// # Errors
     /// `NotFound`; `Busy` while it is served or a clone depends on it.
+    #[async_recursion]
     pub async fn remove_snapshot(&self, volume: &str, name: &str) -> Result<NamedSnapshot> {
         let _one_at_a_time = self.changes.lock().await;
         self.remove_snapshot_alone(volume, name).await
@@ -346,6 +348,7 @@ impl Pool {
     ///
     /// # Errors
     /// Errors reading the metadata.
+    #[async_recursion]
     pub async fn held_by(&self, found: &[NamedSnapshot]) -> Result<BTreeMap<(u32, u64), u64>> {
         let volumes: std::collections::BTreeSet<u32> =
             found.iter().map(|one| one.record.volume).collect();
@@ -379,6 +382,7 @@ impl Pool {
     /// `NotFound`; `Invalid` if the snapshots are in the wrong order or of two volumes;
     /// `Unavailable` while the volume is behind the others in the store; errors reading the
     /// metadata.
+    #[async_recursion]
     pub async fn snapshot_differences(
         &self,
         (older, newer): (&SnapshotName, &SnapshotName),

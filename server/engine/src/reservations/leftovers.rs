@@ -13,6 +13,7 @@
 use super::Reservations;
 use super::permit::Permit;
 use crate::seeded_bugs::seeded_bugs;
+use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,7 @@ impl Reservations {
     ///
     /// # Errors
     /// `Unavailable`: it takes too long; try again. Errors of the log.
+    #[async_recursion]
     pub async fn end_leftovers(&self, volume: u32) -> Result<()> {
         self.end_left(volume, None, drain_deadline()).await
     }
@@ -108,6 +110,7 @@ impl Reservations {
     ///
     /// # Errors
     /// `Unavailable`: earlier requests are still in the log; try again. Errors of the log.
+    #[async_recursion]
     pub async fn settle(&self, volume: u32) -> Result<()> {
         self.end_leftovers(volume).await?;
         self.quiet(volume, &[], drain_deadline()).await
