@@ -8,10 +8,11 @@
 //! - Errors are those of the object store, because callers classify them: `NotFound` means that the
 //!   segment is not stored, and any other error may concern the store as a whole.
 //!
-//! The trait does not retry, limit or time out requests; [`crate::fetch`] and the jobs do.
+//! A store refuses to know the map, volumes, keys and the contents of segments: it moves sealed bytes by
+//! name and placement. It does not retry, limit or time out requests; [`crate::fetch`] and the jobs do.
 //!
-//! [`ObjectSegments`] stores a segment as one object. A store of fragments (`k + m` pieces on other stores) needs more than is used today: a
-//! policy for [`SegmentStore::put`], the [`Access`](crate::fetch::Access) of a reader and the
+//! [`ObjectSegments`] stores a segment as one object. A store of fragments (`k + m` pieces on other
+//! stores) needs more than is used today: a policy for [`SegmentStore::put`], the [`Access`](crate::fetch::Access) of a reader and the
 //! fragments to avoid for [`SegmentStore::read`], an outcome for each fragment, and a repair from
 //! the fragments that are left. Its [`SegmentStore::replace`] and [`SegmentStore::restore`] return a
 //! placement that differs from the recorded one, which their callers then commit to the map.

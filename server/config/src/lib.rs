@@ -5,8 +5,9 @@
 //! [`PoolConfig`].
 //!
 //! Invariants:
-//! - Every option is one row of [`options::OPTIONS`]. The example file, `config show` and
-//!   docs/operations.md are made from those rows, and a test compares them with the types here.
+//! - Every option is one row of [`options::OPTIONS`]. The example file and `config show` are
+//!   made from those rows; tests compare the rows with the types here, and check that
+//!   docs/operations.md names every key.
 //! - An unknown key is an error that names its line and the nearest known key.
 //! - A [`Config`] that exists is valid: every value is in its range and the memory budget fits.
 //! - No secret is ever part of a configuration, only the place where it is found.

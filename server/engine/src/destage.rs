@@ -170,7 +170,7 @@ impl Attempt {
     /// the store answers, but its data of this volume does not verify, is missing or cannot be
     /// read; or the log's disk has lost data.
     fn is_of_the_volume(&self, volume: VolumeId, error: &Error) -> bool {
-        is_of_the_store(error) || (is_unreadable(error) && self.are_unreadable_lost(volume))
+        is_of_stored_data(error) || (is_unreadable(error) && self.are_unreadable_lost(volume))
     }
 }
 
@@ -523,11 +523,11 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
 }
 
 fn is_damage(error: &Error) -> bool {
-    is_of_the_store(error) || is_unreadable(error)
+    is_of_stored_data(error) || is_unreadable(error)
 }
 
 /// Tells whether data in the store is damaged, missing or unreadable, while the rest is available.
-fn is_of_the_store(error: &Error) -> bool {
+fn is_of_stored_data(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Unreadable)
 }
 

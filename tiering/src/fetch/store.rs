@@ -324,7 +324,7 @@ impl StoreReader {
         let info = &segment.info;
         let lasted = self.clock.since(begun);
         let is_not_found = matches!(error, object_store::Error::NotFound { .. });
-        if is_of_the_store(error) {
+        if is_outage(error) {
             self.note_outage(segment, error);
             return self.wait_for_store(info, error);
         }
@@ -424,7 +424,7 @@ impl StoreReader {
                         let _ = self.suspects.lock().begin_round(&other, self.clock.now());
                         suspects.insert(other.info.id);
                     }
-                    (Err(error), Some(other)) if !is_of_the_store(&error) => {
+                    (Err(error), Some(other)) if !is_outage(&error) => {
                         suspects.insert(other.info.id);
                         unread.push(other);
                     }
@@ -488,7 +488,7 @@ fn is_unsupported(error: &object_store::Error) -> bool {
 
 /// Returns whether an error is evidently a failure of the store, or of the copy behind it, rather
 /// than of one object. Refused credentials do not count: an archive refuses single objects.
-fn is_of_the_store(error: &object_store::Error) -> bool {
+fn is_outage(error: &object_store::Error) -> bool {
     if matches!(error, object_store::Error::Generic { store, .. } if *store == OF_COPY) {
         return true;
     }

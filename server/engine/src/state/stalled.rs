@@ -1,6 +1,6 @@
 //! Volumes that are stalled: behind the others in the store because their data cannot be destaged.
-//! Keeps the state that the rest of the pool needs of them, and runs the rounds in which they are
-//! tried again.
+//! Keeps the state that the rest of the pool needs of them, and lets callers ask for a round of retries
+//! and wait for its end. `crate::destage` runs the rounds.
 //!
 //! Invariants:
 //! - `is_any_stalled` says whether the list has any entries. Reads and writes check only this flag if
