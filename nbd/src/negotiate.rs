@@ -210,7 +210,10 @@ async fn refuse(
     error: &Error,
 ) -> Result<Vec<u8>, NoSession> {
     let client = io.client.label();
-    tracing::info!(export = %lookup.name, client, "refuse export: {}", error.chain());
+    tracing::info!(
+        export = %lookup.name, client, error = %error.chain(),
+        "the server refused to open an export"
+    );
     match handshake.refused(lookup, error.kind(), &error.to_string()) {
         Action::Reply(reply) => Ok(reply),
         _ => Err(NoSession::Closed("EXPORT_NAME of an export that may not be opened")),
@@ -238,7 +241,7 @@ impl Io {
         // The client may already be gone; closing is the only step left in any case.
         let sent = self.send(bytes).await;
         let closed = self.stream().shutdown().await;
-        tracing::debug!(?sent, ?closed, "close during negotiation");
+        tracing::debug!(?sent, ?closed, "the server closed a connection during negotiation");
     }
 
     /// Reads at least one more byte.

@@ -268,7 +268,7 @@ impl Listener {
             && std::fs::symlink_metadata(path).is_ok_and(|found| found.ino() == *inode)
             && let Err(error) = std::fs::remove_file(path)
         {
-            tracing::warn!("remove socket {}: {error}", path.display());
+            tracing::warn!(path = %path.display(), %error, "could not remove a socket");
         }
     }
 }
@@ -421,7 +421,10 @@ impl<E: Exports> Server<E> {
         };
         let grace = grace_left(deadline, options.clock.now());
         if tokio::time::timeout(grace, drain).await.is_err() {
-            tracing::warn!(count = connections.len(), "close connections that did not finish");
+            tracing::warn!(
+                count = connections.len(),
+                "the server closes connections that did not finish"
+            );
             connections.shutdown().await;
         }
         Ok(())
@@ -497,14 +500,16 @@ impl<E: Exports> Server<E> {
         let export = kernel.name;
         match Session::new(opened, options).run().await {
             End::Orderly => tracing::debug!(export, "a connection of the kernel ended"),
-            End::Protocol(why) => tracing::warn!(export, why, "disconnect the kernel"),
-            End::Stalled => tracing::warn!(export, "disconnect the kernel: it stalled"),
+            End::Protocol(why) => tracing::warn!(export, why, "the server disconnected the kernel"),
+            End::Stalled => {
+                tracing::warn!(export, "the server disconnected the kernel, which had stalled")
+            }
             End::Gone { request_count } => tracing::info!(
                 export,
                 request_count,
-                "the kernel has closed a connection; requests were dropped"
+                "the kernel closed a connection; the server dropped its requests"
             ),
-            End::Io(error) => tracing::info!(export, %error, "a connection of the kernel was lost"),
+            End::Io(error) => tracing::info!(export, %error, "a connection of the kernel broke"),
         }
     }
 
@@ -573,20 +578,20 @@ impl<E: Exports> Server<E> {
             Ok(Ok(opened)) => opened,
             Ok(Err(NoSession::Left)) => return,
             Ok(Err(NoSession::Closed(why))) => {
-                tracing::debug!(%peer, "close during negotiation: {why}");
+                tracing::debug!(%peer, why, "the server closed a connection during negotiation");
                 return;
             }
             Ok(Err(NoSession::Io(error))) => {
-                tracing::info!(%peer, "negotiation failed: {error}");
+                tracing::info!(%peer, %error, "could not negotiate with a client");
                 return;
             }
             Err(()) => {
-                tracing::info!(%peer, "negotiation took too long");
+                tracing::info!(%peer, "a client took too long to negotiate");
                 return;
             }
         };
         let (export, client) = (opened.name.clone(), opened.client.label());
-        tracing::info!(export, client, is_tls = opened.client.is_tls, "client attached");
+        tracing::info!(export, client, is_tls = opened.client.is_tls, "a client attached");
         let options = SessionOptions {
             request_count_max: shared.options.request_count_max,
             stall_timeout: shared.options.stall_timeout,
@@ -604,27 +609,43 @@ impl<E: Exports> Server<E> {
             biased;
             () = shared.exports.revoked(&device) => {
                 if line.is_over() {
-                    tracing::info!(export, client, "client disconnected and another connected; its requests were dropped");
+                    tracing::info!(
+                        export, client,
+                        "a client disconnected and another connected; the server dropped the \
+                         requests of the first"
+                    );
                     return;
                 }
-                tracing::warn!(export, client, "disconnect client: its connection was replaced, or ended");
+                tracing::warn!(
+                    export, client,
+                    "the server disconnected a client: its connection was replaced, or ended"
+                );
                 return;
             }
             end = Session::new(opened, options).run() => end,
         };
         match end {
-            End::Orderly => tracing::info!(export, client, "client detached"),
-            End::Protocol(why) => tracing::warn!(export, client, "disconnect client: {why}"),
+            End::Orderly => tracing::info!(export, client, "a client detached"),
+            End::Protocol(why) => {
+                tracing::warn!(export, client, why, "the server disconnected a client")
+            }
             End::Stalled => {
-                tracing::warn!(export, client, "disconnect client: it stalled with memory short");
+                tracing::warn!(
+                    export,
+                    client,
+                    "the server disconnected a client that stalled with memory short"
+                );
             }
             End::Gone { request_count } => tracing::info!(
                 export,
                 client,
                 request_count,
-                "client disconnected; its requests were dropped"
+                "a client disconnected; the server dropped its requests"
             ),
-            End::Io(error) => tracing::info!(export, client, "connection lost: {error}"),
+            End::Io(error) => tracing::info!(
+                export, client, %error,
+                "the connection of a client broke"
+            ),
         }
     }
 }

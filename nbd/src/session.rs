@@ -301,7 +301,7 @@ impl<D: BlockDevice> Session<D> {
             io::Result::Ok(())
         };
         let closed = tokio::time::timeout(Duration::from_millis(500), goodbye).await;
-        tracing::trace!(?closed, "close connection");
+        tracing::trace!(?closed, "the session closes its connection");
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {

@@ -325,7 +325,8 @@ impl Device {
             if let Err(error) = set(&path, &wanted) {
                 tracing::warn!(
                     path = %path.display(), %error,
-                    "requests in flight at a restart wait for 30 s: the kernel's timeout could not be set"
+                    "could not set the kernel's timeout; requests in flight at a restart wait for \
+                     30 s"
                 );
             }
         });
@@ -358,7 +359,8 @@ impl Device {
                 if let Ok(Err(error)) = set.await {
                     tracing::warn!(
                         device = %driver::block_path(number).display(), error = %error.chain(),
-                        "the device of a volume keeps its size"
+                        "could not resize the device of a volume; the kernel still reports the old \
+                         size"
                     );
                 }
                 if sizes.changed().await.is_err() || is_ending.load(Ordering::Relaxed) {
@@ -526,7 +528,10 @@ async fn link<B: Backend>(
                         }
                         shared.served.lock()[usize::from(index)] = None;
                     }
-                    Err(error) => tracing::warn!(%error, "a connection of a device was not served"),
+                    Err(error) => tracing::warn!(
+                        %error,
+                        "could not set up a connection of a device"
+                    ),
                 }
             }
             Err(Unconnected::Gone(error)) => {
@@ -541,7 +546,7 @@ async fn link<B: Backend>(
                 if failure_count.is_power_of_two() {
                     tracing::warn!(
                         device = %device.display(), error = %error.chain(), failure_count,
-                        "a connection of a device could not be replaced; trying again"
+                        "could not replace a connection of a device; trying again"
                     );
                 }
             }

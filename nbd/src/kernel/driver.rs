@@ -101,7 +101,10 @@ impl Driver {
         })?;
         if identifier_of(index).as_deref() != Some(made.identifier) {
             let removed = self.disconnect(index);
-            tracing::debug!(?removed, "disconnect a device that has no identifier");
+            tracing::debug!(
+                ?removed,
+                "the kernel keeps no identifier of a device; it was disconnected"
+            );
             let what = format!(
                 "{what}: this kernel keeps no identifiers of devices, so that none could be found again \
                  after a restart; it needs Linux 5.14 or newer, and /sys"

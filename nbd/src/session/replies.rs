@@ -162,7 +162,13 @@ impl<D: BlockDevice> Session<D> {
                 if self.failed_total.is_power_of_two() {
                     let count = self.failed_total;
                     let (client, cause) = (&self.label, error.chain());
-                    tracing::warn!(client, command, offset, count, "request failed: {cause}");
+                    tracing::warn!(
+                        client,
+                        command,
+                        offset,
+                        count,
+                        "could not carry out a request: {cause}"
+                    );
                 }
             }
         }
