@@ -234,7 +234,10 @@ impl Device {
             }
             Err(error) => {
                 if let Err(late) = control.stop(number).and_then(|()| control.delete(number)) {
-                    tracing::warn!(number, error = %late.chain(), "half a ublk device stays");
+                    tracing::warn!(
+                        number, error = %late.chain(),
+                        "could not delete an unfinished ublk device"
+                    );
                 }
                 Err(error)
             }
@@ -306,7 +309,8 @@ impl Device {
             tracing::warn!(
                 device = %self.path().display(), device_bytes = known, volume_bytes = size_bytes,
                 error = %error.chain(),
-                "the device of a volume keeps its size until it is detached and attached"
+                "could not resize the device of a volume; it keeps its size until you detach and \
+                 attach the volume"
             );
         }
     }

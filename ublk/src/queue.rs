@@ -204,8 +204,8 @@ pub(crate) fn serve<D: BlockDevice>(args: QueueArgs<D>, announce: impl FnOnce(Re
         // The kernel notices the missing server only when the process ends.
         tracing::error!(
             device = queue.number, queue = queue.queue, error = %error.chain(),
-            "a queue of a ublk device cannot go on; the process ends, so that the next one takes the \
-             device over"
+            "could not go on with a queue of a ublk device; the process ends, so that the next one \
+             takes the device over"
         );
         std::process::abort();
     }
@@ -346,7 +346,12 @@ impl<D: BlockDevice> Queue<D> {
                 };
                 // The linked copy failed, so the answer was not sent either.
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(device = self.number, tag, failure, "what was read was not copied");
+                tracing::warn!(
+                    device = self.number,
+                    tag,
+                    failure,
+                    "could not copy the data of a read to the kernel"
+                );
                 answer = Some(errno::to_result(ErrorKind::Io).into());
                 continue;
             }
@@ -449,7 +454,11 @@ impl<D: BlockDevice> Queue<D> {
             Ok(work) => work,
             Err(result) => {
                 self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(device = self.number, ?descriptor, "a ublk request was refused");
+                tracing::warn!(
+                    device = self.number,
+                    ?descriptor,
+                    "the queue refused a ublk request"
+                );
                 return result.into();
             }
         };
@@ -463,9 +472,15 @@ impl<D: BlockDevice> Queue<D> {
     fn fail(&self, work: &Work, error: &Error) -> i32 {
         let count = self.counters.failures.fetch_add(1, Ordering::Relaxed);
         if count < FAILURES_LOGGED_MAX {
-            tracing::warn!(device = self.number, ?work, error = %error.chain(), "request failed");
+            tracing::warn!(
+                device = self.number, ?work, error = %error.chain(),
+                "could not carry out a request"
+            );
         } else {
-            tracing::debug!(device = self.number, ?work, error = %error.chain(), "request failed");
+            tracing::debug!(
+                device = self.number, ?work, error = %error.chain(),
+                "could not carry out a request"
+            );
         }
         errno::to_result(error.kind())
     }
@@ -727,7 +742,7 @@ impl Drop for Descriptors {
         // SAFETY: this type made the mapping with this length, and nothing borrows from it.
         let unmapped = unsafe { rustix::mm::munmap(self.start.cast_mut().cast(), self.bytes) };
         if let Err(error) = unmapped {
-            tracing::debug!(%error, "the requests of a ublk queue stay mapped");
+            tracing::debug!(%error, "could not unmap the requests of a ublk queue");
         }
     }
 }

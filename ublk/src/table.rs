@@ -55,7 +55,10 @@ pub(crate) async fn read_ends(device: &impl BlockDevice, wait: Duration) -> Resu
                 let part = usize::try_from((to - at).min(PART_BYTES)).unwrap_or_default();
                 let read = device.read(at, &mut buf[..part]).await;
                 if let Err(error) = read {
-                    tracing::debug!(at, error = %error.chain(), "a table of partitions is not read");
+                    tracing::debug!(
+                        at, error = %error.chain(),
+                        "could not read where a table of partitions may be"
+                    );
                 }
                 at += PART_BYTES;
             }
