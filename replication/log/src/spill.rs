@@ -118,8 +118,8 @@ fn content_of(
                 sector_count = piece.sector_count,
                 lsn = lsn.0,
                 error = %error.chain(),
-                "a write is lost: it does not verify any more and was not in the store; reading \
-                 these sectors fails until they are written over"
+                "a write is lost: it does not verify any more and was not in the store; write \
+                 these sectors again, as reads of them fail until then"
             );
             Ok((SpillContent::Lost { lsn }, None))
         }

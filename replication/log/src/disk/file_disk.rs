@@ -402,7 +402,10 @@ impl Files {
         if result.is_err() {
             // Half a file is of no use, and its space may be needed.
             if let Err(error) = std::fs::remove_file(&making) {
-                tracing::warn!(path = %making.display(), %error, "cannot remove half a log file");
+                tracing::warn!(
+                    path = %making.display(), %error,
+                    "could not remove an unfinished log file"
+                );
             }
             return result;
         }

@@ -199,7 +199,10 @@ impl Log {
         if !obsolete.0.is_empty() {
             let removal = tokio::task::spawn_blocking(move || spill_dir::remove(&obsolete.0));
             if let Err(error) = removal.await {
-                tracing::warn!(%error, "spill files stay for now");
+                tracing::warn!(
+                    %error,
+                    "could not remove spill files; they stay until the next start"
+                );
             }
         }
     }

@@ -51,7 +51,7 @@ fn map(range: &Range<usize>) {
     // without memory it returns an error. Source: madvise(2), `MADV_POPULATE_WRITE`.
     let mapped = unsafe { madvise(pages, range.len(), Advice::LinuxPopulateWrite) };
     if let Err(error) = mapped {
-        tracing::debug!(%error, "memory is not mapped ahead");
+        tracing::debug!(%error, "could not map memory ahead of its use");
     }
 }
 

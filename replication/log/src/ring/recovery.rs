@@ -100,7 +100,11 @@ fn is_written_back(disk: &mut dyn Disk, files: &[(u32, u64)]) -> bool {
     let files: Vec<u32> = files.iter().map(|(file, _)| *file).collect();
     let synced = run(disk, DiskRequest::Sync { token: 8, files }, "sync the log as it was found");
     if let Err(error) = &synced {
-        tracing::warn!(error = %error.chain(), "not all that was written to the log has reached its disk");
+        tracing::warn!(
+            error = %error.chain(),
+            "could not sync the log as it was found; earlier writes to it may not have reached its \
+             disk"
+        );
     }
     synced.is_ok()
 }

@@ -166,7 +166,7 @@ pub(crate) fn note_failure_of(
 pub(crate) fn warn_unnoted(error: &block::Error) {
     tracing::error!(
         error = %error.chain(),
-        "could not note that the write log failed: unmount and mount the file system of the log before the next \
-         start, which then looks for lost writes by itself"
+        "could not note that the write log failed; unmount and mount the file system of the log \
+         before the next start, which then looks for lost writes"
     );
 }

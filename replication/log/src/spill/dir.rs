@@ -199,10 +199,13 @@ impl FoundSpills {
 pub(crate) fn remove(paths: &[PathBuf]) {
     for path in paths {
         match std::fs::remove_file(path) {
-            Ok(()) => tracing::debug!(path = %path.display(), "removed a spill file"),
+            Ok(()) => tracing::debug!(path = %path.display(), "the log removed a spill file"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "a spill file stays for now");
+                tracing::warn!(
+                    path = %path.display(), %error,
+                    "could not remove a spill file; it stays until the next start"
+                );
             }
         }
     }
