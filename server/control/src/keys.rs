@@ -173,8 +173,8 @@ impl KeyRing {
                 let key = source::make_key_file(path)?;
                 tracing::warn!(
                     path = %path.display(),
-                    "made a new key file; keep a copy elsewhere, or run `spindle key backup`: \
-                     without it nobody can read the volumes"
+                    "spindle made a new key file; keep a copy elsewhere, or run `spindle key \
+                     backup`: without the key, the volumes cannot be read"
                 );
                 Material::Key(SlotKind::KeyFile, key)
             }
@@ -254,7 +254,10 @@ impl KeyRing {
         match open_bytes(chain, number, &bytes, &material).await {
             Ok(ring) => {
                 rename_durably(&next, path)?;
-                tracing::info!(path = %path.display(), "finished a key rotation that was cut short");
+                tracing::info!(
+                    path = %path.display(),
+                    "spindle finished a key rotation that was cut short"
+                );
                 Ok(ring)
             }
             Err(_) => outcome,
@@ -320,7 +323,7 @@ impl KeyRing {
         if replace {
             self.revoke().await?;
         } else if let Err(error) = self.chain.prune(KEEP_COUNT).await {
-            tracing::warn!(error = %error.chain(), "old key rings were not deleted");
+            tracing::warn!(error = %error.chain(), "could not delete old key rings");
         }
         Ok(printed)
     }

@@ -163,7 +163,7 @@ impl Ownership {
         }
         let ownership = Ownership::perhaps(chain, key, manifest, previous, node);
         if let Err(error) = ownership.chain.prune(KEEP_COUNT).await {
-            tracing::warn!(error = %error.chain(), "old manifests were not deleted");
+            tracing::warn!(error = %error.chain(), "could not delete old manifests");
         }
         Ok(ownership)
     }
@@ -720,11 +720,14 @@ fn read_node_file(dir: &Path) -> Result<Option<NodeFile>> {
     };
     match (read_node_file_at(&dir.join(NODE_BACKUP)), damage) {
         (Ok(Some(file)), Some(damage)) => {
-            tracing::warn!(error = %damage.chain(), "node.json is damaged; its copy is used: check the disk");
+            tracing::warn!(
+                error = %damage.chain(),
+                "node.json is damaged; spindle uses its backup: check the disk"
+            );
             Ok(Some(file))
         }
         (Ok(Some(file)), None) => {
-            tracing::warn!(dir = %dir.display(), "node.json is missing; its copy is used");
+            tracing::warn!(dir = %dir.display(), "node.json is missing; spindle uses its backup");
             Ok(Some(file))
         }
         (_, Some(damage)) => Err(damage),

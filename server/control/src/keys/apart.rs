@@ -86,7 +86,8 @@ impl KeyRing {
                 let key = source::make_key_file(path)?;
                 tracing::warn!(
                     path = %path.display(),
-                    "made a new key file for a copy; keep it where the copy is to be read: nothing else opens it"
+                    "spindle made a new key file for a copy; keep it where you will read the copy: \
+                     nothing else opens it"
                 );
                 Material::Key(SlotKind::KeyFile, key)
             }
@@ -115,7 +116,7 @@ impl KeyRing {
             let what = "give the copy a dedicated key: another process changed its key ring at the same moment";
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        tracing::info!(copy = store.url(), "only its dedicated key opens the copy from here on");
+        tracing::info!(copy = store.url(), "from now on, only its dedicated key opens the copy");
         chain.delete_below(body.number).await
     }
 

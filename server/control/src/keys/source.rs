@@ -211,7 +211,7 @@ fn read_secret_file(what: &str, path: &Path) -> Result<Zeroizing<String>> {
     {
         tracing::warn!(
             path = %path.display(),
-            "the {what} can be read by others; chmod 600 it"
+            "other users can read the {what}; set its mode to 600"
         );
     }
     Ok(text)

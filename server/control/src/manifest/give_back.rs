@@ -75,8 +75,8 @@ impl Ownership {
             tracing::warn!(
                 object = name,
                 error = %error.chain(),
-                "it is not known whether the pool was taken by this directory; open it from here once the store \
-                 answers"
+                "could not find out whether this directory has taken the pool; open the pool from \
+                 here once the store answers"
             );
         }
     }

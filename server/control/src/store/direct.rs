@@ -148,10 +148,16 @@ pub(super) fn clean_unfinished(dir: &std::path::Path) {
             } else if name.to_str().is_some_and(is_unfinished) {
                 match std::fs::remove_file(&path) {
                     Ok(()) => {
-                        tracing::info!(path = %path.display(), "removed an unfinished object")
+                        tracing::info!(
+                            path = %path.display(),
+                            "spindle removed an unfinished object"
+                        )
                     }
                     Err(error) => {
-                        tracing::debug!(path = %path.display(), %error, "an unfinished object stays");
+                        tracing::debug!(
+                            path = %path.display(), %error,
+                            "could not remove an unfinished object"
+                        );
                     }
                 }
             }
