@@ -170,7 +170,7 @@ impl ServedDevice {
                 }
                 // The device was detached.
                 () = device.gone() => {
-                    tracing::info!(device = %path.display(), "the device was disconnected");
+                    tracing::info!(device = %path.display(), "the kernel disconnected the device");
                     // Record this before the process can end and lose it.
                     if let Err(error) = Attempt::Over(attachment).write(&attempt_path(&target)) {
                         tracing::warn!(error = %error.chain(), "could not record the end of an attachment");
@@ -191,7 +191,10 @@ impl ServedDevice {
                     let size_bytes = *sizes.borrow_and_update();
                     device = blocking(move || {
                         if let Err(error) = device.resize(size_bytes) {
-                            tracing::warn!(error = %error.chain(), "could not resize a device; the kernel still reports the old size");
+                            tracing::warn!(
+                                error = %error.chain(),
+                                "could not resize the device; the kernel still reports the old size"
+                            );
                         }
                         Ok(device)
                     })
@@ -248,7 +251,7 @@ async fn reach(
                 if !was_said {
                     tracing::warn!(
                         error = %error.chain(),
-                        "a connection of a device could not be replaced; trying again"
+                        "could not replace a connection of a device; trying again"
                     );
                     was_said = true;
                 }

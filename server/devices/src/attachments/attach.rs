@@ -120,8 +120,8 @@ impl<V: Volumes> Attachments<V> {
         if let Err(late) = self.write(live) {
             tracing::warn!(
                 volume = self.name_of(id), error = %late.chain(),
-                "the list still names a volume whose attach failed: the next start attaches it, unless it is \
-                 attached or detached before"
+                "could not remove a volume whose attach failed from the list; the next start \
+                 attaches it, unless you attach or detach it before"
             );
         }
         error

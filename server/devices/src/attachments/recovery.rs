@@ -170,8 +170,8 @@ impl<V: Volumes> Attachments<V> {
         let (Some(volume), None) = (volume, refused) else {
             tracing::error!(
                 volume = record.volume, device = ?record.number, reason = refused,
-                "a device is removed from the kernel and not served again: its users get errors; attach \
-                 the volume again"
+                "could not serve a device again; its users get errors, as it is removed from the \
+                 kernel: attach the volume again"
             );
             self.remove_from_kernel(record).await?;
             return Ok(None);
@@ -198,7 +198,10 @@ impl<V: Volumes> Attachments<V> {
                 self.add(&volume, record).await?
             }
         };
-        tracing::info!(volume = name, device = %device.path().display(), "attached");
+        tracing::info!(
+            volume = name, device = %device.path().display(),
+            "the daemon serves a device again"
+        );
         let reservation = reservation.take().expect("it was asked for above");
         Ok(Some(self.serve(&volume, sizes, device, reservation)))
     }

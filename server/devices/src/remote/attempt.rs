@@ -89,8 +89,8 @@ pub(super) async fn release(target: &Target, attachment: Uuid) {
     if let Err(error) = end(target, attachment).await {
         tracing::warn!(
             error = %error.chain(),
-            "could not tell the server that an attachment is over; the next `spindle attach` tells it, or \
-             `spindle detach --force` there ends it"
+            "could not tell the server that an attachment is over; run `spindle attach` again, \
+             which tells it, or `spindle detach --force` there"
         );
     }
 }
