@@ -49,7 +49,7 @@ pub fn lane() -> Result<Handle> {
 /// Lowers the calling thread's priority. Should that fail, everything still works, less smoothly.
 fn give_way(nice: i32) {
     if let Err(error) = rustix::process::setpriority_process(None, nice) {
-        tracing::debug!(%error, "the background runtime keeps its priority");
+        tracing::debug!(%error, "could not lower the priority of the background runtime");
     }
 }
 

@@ -181,7 +181,7 @@ impl ProvenClock {
         let next = path.with_extension("json.tmp");
         let written = std::fs::write(&next, text).and_then(|()| std::fs::rename(&next, path));
         if let Err(error) = written {
-            tracing::debug!(%error, "could not write down what the clocks show");
+            tracing::debug!(%error, "could not record the times of the clocks");
         }
     }
 

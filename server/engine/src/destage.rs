@@ -313,7 +313,7 @@ pub(crate) async fn run(
 
 fn report(shared: &Shared, error: &Error, pause: Duration) {
     let retry_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-    tracing::debug!(error = %error.chain(), retry_ms, "destage failed");
+    tracing::debug!(error = %error.chain(), retry_ms, "could not destage; trying again");
     let report = Report::new(
         format!("data does not reach the store: {}", error.chain()),
         "writes go on until the log is full",
@@ -447,7 +447,7 @@ async fn destage_one(shared: &Shared, attempt: &mut Attempt) -> Result<(), Desta
         u64::try_from(shared.clock().since(started).as_millis()).unwrap_or(u64::MAX);
     progress.failure = None;
     shared.tier.conditions().clear(ConditionKind::DestageFailing, POOL);
-    tracing::debug!(last_lsn = %generation.last_lsn(), ?report, "destaged a window");
+    tracing::debug!(last_lsn = %generation.last_lsn(), ?report, "destage stored a window");
     Ok(())
 }
 

@@ -31,7 +31,7 @@ pub(super) async fn note(store: &Store, node: &NodeDir, note: Vec<u8>) {
         Ok(Err(error)) => store.explain(&format!("write {path}"), error).chain(),
         Err(_) => "the store did not answer in time".to_owned(),
     };
-    tracing::warn!(why, "the store did not take the note that the write log failed");
+    tracing::warn!(why, "could not note in the store that the write log failed");
 }
 
 /// Reads the note if there is one.
@@ -44,7 +44,7 @@ pub(super) async fn heard(store: &Store, node: &NodeDir) -> Option<Vec<u8>> {
         Ok(Err(error)) => store.explain(&format!("read {path}"), error).chain(),
         Err(_) => "the store did not answer in time".to_owned(),
     };
-    tracing::warn!(why, "the store did not say whether it has a note that the write log failed");
+    tracing::warn!(why, "could not ask the store for a note that the write log failed");
     None
 }
 
@@ -53,6 +53,9 @@ pub(super) async fn heard(store: &Store, node: &NodeDir) -> Option<Vec<u8>> {
 pub(super) async fn forget(store: &Store, node: &NodeDir) {
     let (objects, path) = (store.control(), path(node));
     if let Ok(Err(error)) = tokio::time::timeout(WAIT, objects.delete(&path)).await {
-        tracing::debug!(%error, "a note about a failed write log stays for now");
+        tracing::debug!(
+            %error,
+            "could not delete the note about a failed write log; it stays for now"
+        );
     }
 }

@@ -114,8 +114,9 @@ impl OpenPool {
                     // An empty volume in its place would look like lost data to its clients.
                     tracing::warn!(
                         volume = wanted.name,
-                        "the volume is configured but was removed, and is not made anew: bring it \
-                         back with `spindle volume restore`, or take it out of the configuration"
+                        "the volume is configured but was removed, and the daemon does not make it \
+                         anew: bring it back with `spindle volume restore`, or take it out of the \
+                         configuration"
                     );
                     continue;
                 }
@@ -226,7 +227,7 @@ impl OpenPool {
         if let Err(error) = closed {
             tracing::warn!(
                 error = %error.chain(),
-                "a pool whose opening has failed did not close in order, and stays owned by this directory"
+                "could not close a pool whose opening had failed; this directory still owns it"
             );
         }
     }
@@ -268,7 +269,7 @@ impl OpenPool {
         if let Some(error) = &lacking
             && !is_meant
         {
-            tracing::warn!(error = %error.chain(), "the log's tail was not moved to the store");
+            tracing::warn!(error = %error.chain(), "could not move the log's tail to the store");
         }
         self.pool.clock().keep();
         self.pool.clock().save();
@@ -284,15 +285,15 @@ impl OpenPool {
                 tracing::info!(
                     last_lsn = last_lsn.0,
                     destaged_lsn = destaged_lsn.0,
-                    "the newest writes wait in this directory's log for the next start, and the pool stays \
-                     owned by it"
+                    "the newest writes wait in this directory's log for the next start; the \
+                     directory still owns the pool"
                 );
             } else {
                 tracing::warn!(
                     last_lsn = last_lsn.0,
                     destaged_lsn = destaged_lsn.0,
-                    "the store does not hold the newest writes; they are in this directory's log, and \
-                     the pool stays owned by it"
+                    "the store does not hold the newest writes; they are in the log of this \
+                     directory, which still owns the pool"
                 );
             }
             return Ok(Closed::Lacks(lacks(lacking)));
@@ -303,8 +304,8 @@ impl OpenPool {
         if stalled.values().flatten().any(|file| !missing.contains(&file.id)) {
             tracing::warn!(
                 volumes = ?self.names_of(stalled.keys().map(|volume| volume.0)),
-                "the store lacks writes of volumes that cannot be destaged; they are in spill files \
-                 in this directory's log, and the pool stays owned by it"
+                "the store lacks writes of volumes that cannot be destaged; they are in spill \
+                 files in the log of this directory, which still owns the pool"
             );
             return Ok(Closed::Lacks(lacks(lacking)));
         }

@@ -277,8 +277,8 @@ impl Taken {
         if let Err(error) = given_back {
             tracing::warn!(
                 error = %error.chain(),
-                "could not give the pool back after an opening that failed: it may count as open in this \
-                 directory; open it from here once the cause is gone"
+                "could not give the pool back after an opening that failed; open it from here once \
+                 the cause is gone, as it may count as open in this directory"
             );
         }
     }
@@ -343,7 +343,10 @@ async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
         Err(error) => {
             // Close it, because its jobs write to the store.
             if let Ok(Err(closing)) = tokio::time::timeout(CLOSE_GRACE, tier.close()).await {
-                tracing::debug!(error = %closing.chain(), "a tier that is no longer wanted did not close");
+                tracing::debug!(
+                    error = %closing.chain(),
+                    "could not close a data tier that is no longer needed"
+                );
             }
             Err(error)
         }
@@ -543,7 +546,7 @@ fn report_recovery(recovery: &wal::Recovery) {
         entry_count = recovery.entry_count,
         last_lsn = recovery.last_lsn.0,
         was_clean = recovery.was_clean,
-        "write log opened"
+        "the pool opened its write log"
     );
 }
 
@@ -591,9 +594,10 @@ fn leave_attachments(config: &PoolConfig) -> Result<()> {
             Ok(()) => {
                 tracing::error!(
                     kept_at = %left.display(),
-                    "this directory is a copy, or was restored: devices and clients of the original \
-                     are not taken over. If the original is gone for good, remove its devices with \
-                     `spindle attach --cleanup /dev/DEVICE`, and attach anew"
+                    "this directory is a copy, or was restored: the daemon does not take over \
+                     devices and clients of the original. If the original is gone for good, remove \
+                     its devices with `spindle attach --cleanup /dev/DEVICE`, and attach the \
+                     volumes again"
                 );
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}

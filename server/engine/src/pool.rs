@@ -221,7 +221,7 @@ impl Pool {
             if !is_concerned(&record) {
                 continue;
             }
-            tracing::info!(volume = %record.name, why = cause.why(), "the volume loses writes");
+            tracing::info!(volume = %record.name, why = cause.why(), "the volume has lost writes");
             self.update_lost_writes(&volume, Some(epoch)).await?;
         }
         self.shared.log.settle_tail();
@@ -402,7 +402,7 @@ impl Pool {
             is_read_only_before = before.is_read_only,
             is_dedup,
             is_dedup_before = before.is_dedup,
-            "what the volume promises was changed"
+            "the options of the volume have changed"
         );
         self.volumes.lock().records.insert(record.id, record.clone());
         Ok(record)
@@ -741,7 +741,10 @@ impl Pool {
         match tier_closed {
             // Data that the store lacks is in the log, which is closed in order.
             Err(error) if error.kind() == ErrorKind::Unavailable => {
-                tracing::warn!(error = %error.chain(), "the store did not hear of the end");
+                tracing::warn!(
+                    error = %error.chain(),
+                    "could not note in the store that the pool has closed"
+                );
             }
             closed => closed?,
         }

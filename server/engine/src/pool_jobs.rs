@@ -78,7 +78,7 @@ pub async fn run_schedules(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>)
             _ = stop.wait_for(|stop| *stop) => return,
         };
         if made + removed > 0 {
-            tracing::info!(made, removed, "snapshots by schedule");
+            tracing::info!(made, removed, "the schedule made or removed snapshots");
         }
     }
 }

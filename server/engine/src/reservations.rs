@@ -219,8 +219,8 @@ impl Reservations {
                     volume = record.volume,
                     client = record.label,
                     is_old,
-                    "a client's attachment is over: what it has seen of the volume is not its history \
-                     any more, or the list of clients is an older copy; it has to attach anew"
+                    "a client's attachment is over: the volume has lost writes that the client has \
+                     seen, or the list of clients is an older copy; the client has to attach again"
                 );
                 continue;
             }

@@ -223,8 +223,13 @@ impl Restored {
             let dropped = tokio::time::timeout(DROPPED_PATIENCE, wait_dropped(pool, first_new));
             match dropped.await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(error = %error.chain(), "more may be fetched"),
-                Err(_) => tracing::debug!("more may be fetched: dropping volumes takes long"),
+                Ok(Err(error)) => tracing::debug!(
+                    error = %error.chain(),
+                    "could not wait for dropped volumes; the restore may fetch more"
+                ),
+                Err(_) => {
+                    tracing::debug!("dropping volumes takes long; the restore may fetch more")
+                }
             }
         }
         if self.objects.is_some()
@@ -392,7 +397,7 @@ async fn end(store: &Store, key: &PoolKey, origin: &mut Origin, lost_count: u64)
     if lost_count == 0 {
         tracing::info!(
             copy = %origin.url,
-            "the restored pool has everything, and does not need the copy any more"
+            "the restored pool has everything, and no longer needs the copy"
         );
     } else {
         tracing::error!(
@@ -423,7 +428,8 @@ pub async fn leave(origin: &Origin) {
         Err(error) => {
             tracing::warn!(
                 pin = %origin.pin, error = %error.chain(),
-                "a pin stays at the copy, which keeps the state that was read; delete that object"
+                "could not delete a pin at the copy, which keeps the state that was read; delete \
+                 that object"
             );
         }
     }

@@ -303,7 +303,8 @@ pub(crate) async fn keep_from_bad(tier: &Tier, store: &Store, key: &PoolKey, poo
         Err(error) => {
             tracing::info!(
                 error = %error.chain(),
-                "what the scrub has found is not known: nothing from before this start is taken for a duplicate"
+                "could not read the findings of the scrub; deduplication refers to no data from \
+                 before this start"
             );
             tier.set_dedup_floor(tier.next_segment());
         }
@@ -501,7 +502,7 @@ impl Inner {
             state.record = Some(now);
         }
         if let Err(error) = chain.prune(KEEP_COUNT).await {
-            tracing::debug!(error = %error.chain(), "old records of scrubs were not deleted");
+            tracing::debug!(error = %error.chain(), "could not delete old records of scrubs");
         }
         Ok(())
     }
@@ -511,7 +512,11 @@ impl Inner {
         if self.record().is_some_and(|record| record.is_running())
             && let Err(error) = self.save(|_, _| {}).await
         {
-            tracing::debug!(error = %error.chain(), "the scrub begins where it was a minute ago");
+            tracing::debug!(
+                error = %error.chain(),
+                "could not save the progress of the scrub; the next start repeats up to a minute \
+                 of it"
+            );
         }
     }
 
@@ -613,12 +618,15 @@ impl Inner {
                 segments = record.segment_count,
                 repaired = record.repaired_count,
                 bad = record.bad_count,
-                "a scrub has looked at every segment"
+                "a scrub has verified every segment"
             );
             return Ok(Duration::ZERO);
         };
         if let Finding::Bad { why } = &looked.finding {
-            tracing::info!(object = %looked.info.object_path(), why, "a segment is bad");
+            tracing::info!(
+                object = %looked.info.object_path(), why,
+                "the scrub found a bad segment"
+            );
         }
         {
             let mut state = self.state.lock();

@@ -333,7 +333,10 @@ impl VolumeKeyRing {
                 if !state.is_prune_owed
                     && let Err(error) = chain.prune(KEEP_COUNT).await
                 {
-                    tracing::debug!(error = %error.chain(), "old keys of volumes are still listed");
+                    tracing::debug!(
+                        error = %error.chain(),
+                        "could not delete old lists of volume keys"
+                    );
                 }
                 return Ok(());
             }

@@ -192,7 +192,7 @@ pub async fn change(
         return Err(Error::new(ErrorKind::Busy, what));
     }
     if let Err(error) = chain.prune(KEEP_COUNT).await {
-        tracing::debug!(error = %error.chain(), "old lists of copies were not deleted");
+        tracing::debug!(error = %error.chain(), "could not delete old lists of copies");
     }
     Ok(body.copies)
 }

@@ -222,7 +222,10 @@ impl Running {
         match target.put_heat(key, *id, hottest.clone()).await {
             Ok(()) => (told.written_at, told.segments) = (Some(self.clock().now()), hottest),
             Err(error) => {
-                tracing::debug!(error = %error.chain(), "a copy does not learn what is read most");
+                tracing::debug!(
+                    error = %error.chain(),
+                    "could not write to a copy which data is read most"
+                );
             }
         }
     }

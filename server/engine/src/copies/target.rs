@@ -467,7 +467,7 @@ impl Target {
             return Err(Error::new(ErrorKind::Busy, what));
         }
         if let Err(error) = chain.prune(KEEP_COUNT).await {
-            tracing::debug!(error = %error.chain(), "old states of a copy are still listed");
+            tracing::debug!(error = %error.chain(), "could not delete old states of a copy");
         }
         Ok(())
     }
@@ -567,7 +567,10 @@ impl Target {
             Ok(heat) if heat.pool == pool => Ok(heat.segments),
             Ok(_) => Ok(Vec::new()),
             Err(error) if is_none(error.kind()) => {
-                tracing::debug!(error = %error.chain(), "a copy says nothing of what is read most");
+                tracing::debug!(
+                    error = %error.chain(),
+                    "could not read which data of a copy is read most"
+                );
                 Ok(Vec::new())
             }
             Err(error) => Err(error),
@@ -689,7 +692,8 @@ impl Target {
         if let Err(error) = self.try_unpin(&pin).await {
             tracing::warn!(
                 pin = %pin.0, error = %error.chain(),
-                "a pin stays at the copy, which keeps the state that was read; delete that object, which holds no data"
+                "could not delete a pin at the copy, which keeps the state that was read; delete \
+                 that object, which holds no data"
             );
         }
     }

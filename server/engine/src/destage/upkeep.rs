@@ -59,7 +59,10 @@ impl Job {
             }
             return;
         };
-        tracing::debug!(job = self.name, error = %error.chain(), "tried again later");
+        tracing::debug!(
+            job = self.name, error = %error.chain(),
+            "could not finish a job; trying again later"
+        );
         let now = self.clock.now();
         let since = *self.failing_since.get_or_insert(now);
         if now.duration_since(since) >= FAILING_MAX {
@@ -105,7 +108,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
             if let Ok(swept) = swept {
                 is_swept = !swept.is_cut;
                 if swept.deleted_count > 0 {
-                    tracing::info!(?swept, "deleted segments that a crash had left");
+                    tracing::info!(?swept, "the sweep deleted segments that a crash had left");
                 }
             }
         }
@@ -113,7 +116,7 @@ pub(crate) async fn maintain(shared: Arc<Shared>, mut stop: watch::Receiver<bool
         abandoned.note(&swept);
         match swept {
             Ok(swept) if swept.deleted_count > 0 => {
-                tracing::info!(?swept, "deleted segments of destages that had failed");
+                tracing::info!(?swept, "the sweep deleted segments of destages that had failed");
             }
             Err(error) if error.kind() == ErrorKind::Fenced => return shared.fail(error),
             Ok(_) | Err(_) => {}
@@ -169,10 +172,13 @@ pub(crate) async fn reclaim(
                     pause = worth.saturating_sub(shared.clock().since(begun));
                 }
                 if done.forgotten_count > 0 {
-                    tracing::debug!(?done, "reclaimed segments");
+                    tracing::debug!(?done, "reclaim freed segments");
                     // Segments that are not deleted now are deleted by `maintain`.
                     if let Err(error) = shared.tier.sweep_abandoned().await {
-                        tracing::debug!(error = %error.chain(), "reclaimed segments stay for now");
+                        tracing::debug!(
+                            error = %error.chain(),
+                            "could not delete reclaimed segments; they stay for now"
+                        );
                     }
                 }
             }

@@ -51,8 +51,8 @@ pub(super) fn set_aside_if_superseded(
         only_here_bytes = log.contents.payload_bytes + log.spill_bytes,
         spill_file_count = log.spill_file_count,
         kept_at = %stalled.display(),
-        "another node has owned the pool since this directory's log was written; the log is kept \
-         and not replayed: the writes that it alone holds are not part of the pool"
+        "another node has owned the pool since this directory's log was written; the daemon keeps \
+         the log and does not replay it: the writes that it alone holds are not part of the pool"
     );
     Ok(())
 }
@@ -98,8 +98,8 @@ pub(super) fn check_log_is_there(
     if is_lost {
         tracing::warn!(
             destaged_lsn = destaged.0,
-            "the write log of this directory is gone and the pool was not closed in order: writes \
-             that were answered and not yet in the store are lost"
+            "the write log of this directory is gone and the pool was not closed in order: \
+             acknowledged writes that had not reached the store are lost"
         );
     }
     Ok(is_lost)

@@ -345,7 +345,10 @@ impl Pool {
                     return;
                 }
                 Err(error) => {
-                    tracing::debug!(error = %error.chain(), "what a purged volume was made from stays for now");
+                    tracing::debug!(
+                        error = %error.chain(),
+                        "could not release the origin of a purged volume; it stays for now"
+                    );
                 }
             }
         }

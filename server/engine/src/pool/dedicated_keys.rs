@@ -87,7 +87,10 @@ impl Pool {
                 "erase volume {name}: it is removed, but its key may be there still; repeat the command"
             ))
         })?;
-        tracing::info!(volume = %name, "erased: the volume's dedicated key is destroyed");
+        tracing::info!(
+            volume = %name,
+            "the pool erased the volume and destroyed its dedicated key"
+        );
         Ok(record)
     }
 
@@ -151,7 +154,7 @@ impl Pool {
         unused.retain(|key| self.others_under(*key, 0).is_empty());
         self.destroy_keys(&unused).await?;
         if !unused.is_empty() {
-            tracing::info!(count = unused.len(), "destroyed the keys of purged volumes");
+            tracing::info!(count = unused.len(), "the pool destroyed the keys of purged volumes");
         }
         Ok(())
     }

@@ -102,7 +102,7 @@ impl Pool {
         tracing::info!(
             count,
             kept_count = kept.len(),
-            "volumes that are not to be restored are dropped"
+            "the restore dropped the volumes that were not asked for"
         );
         Ok(())
     }
@@ -135,7 +135,7 @@ impl Pool {
         for volume in stalled_volumes() {
             tracing::warn!(
                 volume = volume.0,
-                "a dropped volume cannot be destaged; its space comes back once it can be"
+                "could not destage a dropped volume; its space does not return until then"
             );
         }
         Ok(())

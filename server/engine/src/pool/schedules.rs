@@ -154,7 +154,7 @@ impl Pool {
         if volumes.slots_warned.insert(id, slot) != Some(slot) {
             tracing::warn!(
                 volume = %name, error = %error.chain(),
-                "a snapshot that is due was not made; it is tried again"
+                "could not make a snapshot that is due; trying again"
             );
         }
     }
@@ -173,7 +173,10 @@ impl Pool {
             }
             match self.remove_this(name, one).await {
                 Ok(_) => removed += 1,
-                Err(error) => tracing::debug!(error = %error.chain(), "a snapshot stays for now"),
+                Err(error) => tracing::debug!(
+                    error = %error.chain(),
+                    "could not remove a snapshot; it stays for now"
+                ),
             }
         }
         removed

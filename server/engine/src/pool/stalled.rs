@@ -24,7 +24,11 @@ impl Pool {
         self.shared.wait_destaged(lsn).await?;
         // The data that was in the ring is now in a spill file on this machine, above the missing
         // one.
-        tracing::warn!(volume = %name, "goes back to what the store has: writes of it are given up");
+        tracing::warn!(
+            volume = %name,
+            "the volume goes back to its state in the store; the writes that the store lacks are \
+             given up"
+        );
         {
             let mut stalled = self.shared.stalled.lock();
             // Another caller may have done it meanwhile. A leftover mark would cost writes later.

@@ -67,7 +67,7 @@ impl Shared {
 
     /// Records that the volume is still stalled, and why.
     pub(crate) fn note_still_stalled(&self, volume: VolumeId, cause: &Error) {
-        tracing::debug!(volume = volume.0, error = %cause.chain(), "still stalled");
+        tracing::debug!(volume = volume.0, error = %cause.chain(), "the volume is still stalled");
         if let Some((reason, _)) = self.stalled.lock().volumes.get_mut(&volume) {
             *reason = cause.chain();
         }
@@ -75,7 +75,11 @@ impl Shared {
 
     /// Records that the store has the volume up to, but not including, `since`.
     pub(crate) fn note_nearer(&self, volume: VolumeId, since: Lsn) {
-        tracing::debug!(volume = volume.0, since_lsn = since.0, "nearer to the others");
+        tracing::debug!(
+            volume = volume.0,
+            since_lsn = since.0,
+            "the store has more of a stalled volume"
+        );
         if let Some((_, behind)) = self.stalled.lock().volumes.get_mut(&volume) {
             *behind = since;
         }
@@ -164,11 +168,14 @@ impl Shared {
         let error = reason.map(|reason| refusal(volume, reason));
         match &error {
             Some(error) => {
-                tracing::error!(volume = volume.0, error = %error.chain(), "writes are refused");
+                tracing::error!(
+                    volume = volume.0, error = %error.chain(),
+                    "the pool refuses writes of a volume"
+                );
                 stalled.refused.insert(volume);
             }
             None => {
-                tracing::info!(volume = volume.0, "writes are accepted again");
+                tracing::info!(volume = volume.0, "the pool accepts writes of a volume again");
                 stalled.refused.remove(&volume);
             }
         }

@@ -50,7 +50,7 @@ impl Target {
                 Err(error) => {
                     tracing::warn!(
                         pin = %name, error = %error.chain(),
-                        "a pin of the copy cannot be read, and keeps everything there"
+                        "could not read a pin of the copy, which keeps everything there"
                     );
                     0
                 }
