@@ -117,7 +117,7 @@ impl AdminServer {
                     });
                 }
                 (_, Err(error)) => {
-                    tracing::warn!(%error, "accept an admin connection");
+                    tracing::warn!(%error, "could not accept an admin connection");
                     // Out of descriptors, most likely: do not spin.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -126,7 +126,10 @@ impl AdminServer {
         }
         let ended = async { while tasks.join_next().await.is_some() {} };
         if tokio::time::timeout(grace, ended).await.is_err() {
-            tracing::warn!(count = tasks.len(), "admin requests that did not end are given up");
+            tracing::warn!(
+                count = tasks.len(),
+                "the daemon has given up admin requests that did not end"
+            );
             given_up.send_replace(true);
             // Telling their clients is bounded itself.
             while tasks.join_next().await.is_some() {}

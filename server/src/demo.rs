@@ -166,7 +166,7 @@ impl Drop for Place {
         if self.is_ours
             && let Err(error) = std::fs::remove_dir_all(&self.path)
         {
-            eprintln!("spindle: {} was not removed: {error}", self.path.display());
+            eprintln!("spindle: could not remove {}: {error}", self.path.display());
         }
     }
 }

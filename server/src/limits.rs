@@ -29,7 +29,7 @@ pub(crate) fn prepare() {
 /// and no slower.
 pub(crate) fn keep_pages_small() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
-        tracing::debug!(%error, "huge pages stay as the system has them");
+        tracing::debug!(%error, "could not disable huge pages");
     }
 }
 
@@ -40,6 +40,6 @@ fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     if let Err(error) = raised {
-        tracing::warn!(%error, current = ?limit.current, "the limit of open files stays as it is");
+        tracing::warn!(%error, current = ?limit.current, "could not raise the limit of open files");
     }
 }

@@ -70,7 +70,10 @@ pub fn main() -> ExitCode {
 fn write_back_memory() {
     match rustix::process::configure_io_flusher_behavior(true) {
         Ok(()) | Err(Errno::PERM | Errno::INVAL) => {} // not root, or a kernel before 5.6
-        Err(error) => tracing::debug!(%error, "the process is an ordinary one to the kernel"),
+        Err(error) => tracing::debug!(
+            %error,
+            "could not tell the kernel that the process writes back memory"
+        ),
     }
 }
 

@@ -108,7 +108,7 @@ async fn begin(
     tracing::info!(
         state = state.number,
         as_of = block::quantities::utc(state.as_of),
-        "a state of the copy is open"
+        "the daemon serves a state of the copy"
     );
     let exports = CopyExports::new(tier.clone(), |id| state.has_volume(id))?;
     let names = exports.volume_names();
@@ -147,7 +147,7 @@ async fn serve(
         signals.stop().await;
         std::process::exit(EXIT_AT_ONCE);
     });
-    tracing::info!("stopping");
+    tracing::info!("the daemon is stopping");
     server.stop(STOP_GRACE);
     while let Some(task) = serving.join_next().await {
         task.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))??;
@@ -190,7 +190,8 @@ impl Pinned {
                     if !is_failing {
                         tracing::warn!(
                             error = %error.chain(),
-                            "the pin at the copy is not renewed for now; after a week without that nothing is served any more"
+                            "could not renew the pin at the copy; trying again, but after a week \
+                             without it nothing is served any more"
                         );
                     }
                     is_failing = true;

@@ -61,7 +61,10 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         Ok(front) => front,
         Err((error, has_devices)) => {
             if let Err(error) = open.close_with(has_devices).await {
-                tracing::warn!(error = %error.chain(), "a pool that could not be served did not close in order");
+                tracing::warn!(
+                    error = %error.chain(),
+                    "could not close a pool that could not be served"
+                );
             }
             return Err(error);
         }
@@ -107,7 +110,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         () = jobs.vital_died() => (None, 1),
     };
     closing::end_at_once_on_another(signals, spare_count);
-    tracing::info!("stopping");
+    tracing::info!("the daemon is stopping");
     let lost = match lost {
         // Without the job that moves data, this would have no effect.
         None if attachments.has_users() && jobs.death().is_none() => {
@@ -151,7 +154,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     };
     // The pool is no longer ours, or has no log: none of its data is moved to the store, and it is not released.
     if let Err(error) = open.pool.close().await {
-        tracing::debug!(error = %error.chain(), "a pool that was lost did not close in order");
+        tracing::debug!(error = %error.chain(), "could not close a pool that was lost");
     }
     if wal::is_log_failure(&lost) {
         return Err(lost.context(format!(
@@ -414,10 +417,13 @@ async fn reload_certificates(
 /// Reads the TLS certificates again. After a failure, which is only logged, the certificates in use stay.
 pub(crate) fn reload_tls<E: Exports>(server: &Server<E>) {
     match server.reload_tls() {
-        Ok(()) => tracing::info!("TLS certificates are read anew, for connections from here on"),
+        Ok(()) => {
+            tracing::info!("the daemon has read the TLS certificates again, for new connections")
+        }
         Err(error) => tracing::error!(
             error = %error.chain(),
-            "TLS certificates were not read anew; those from before stay in use: correct the file and send SIGHUP again"
+            "could not read the TLS certificates again; the earlier ones stay in use: correct the \
+             file and send SIGHUP again"
         ),
     }
 }
@@ -440,11 +446,17 @@ async fn purge_removed(
             };
             match removed {
                 Ok(Some(name)) => {
-                    tracing::info!(volume = %name, "removed a volume whose time is over")
+                    tracing::info!(
+                        volume = %name,
+                        "the daemon removed a volume whose time was over"
+                    )
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(error = %error.chain(), "a volume whose time is over stays");
+                    tracing::debug!(
+                        error = %error.chain(),
+                        "could not remove a volume whose time is over"
+                    );
                 }
             }
         }
@@ -455,8 +467,8 @@ async fn purge_removed(
         };
         match purged {
             Ok(0) => {}
-            Ok(count) => tracing::info!(count, "purged removed volumes"),
-            Err(error) => tracing::warn!(error = %error.chain(), "removed volumes were not purged"),
+            Ok(count) => tracing::info!(count, "the daemon purged removed volumes"),
+            Err(error) => tracing::warn!(error = %error.chain(), "could not purge removed volumes"),
         }
     }
 }

@@ -65,7 +65,7 @@ impl CopyExports {
                 .map(|file| file.first_lsn);
             let refusal = keyless.or(behind_from.map(|_| BEHIND));
             if let Some(why) = refusal {
-                tracing::warn!(volume = %record.name, why, "a volume of the copy is not served");
+                tracing::warn!(volume = %record.name, why, "could not serve a volume of the copy");
             }
             let size_bytes = record.size_bytes;
             names.insert(volume, (record.name.clone(), keyless, behind_from));

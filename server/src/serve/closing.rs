@@ -41,8 +41,8 @@ pub(super) fn end_at_once_on_another(mut signals: Signals, spare_count: usize) {
             signals.stop().await;
         }
         tracing::warn!(
-            "ended at once, because another signal came during the stop; what the store does not \
-             hold is in the write log, and the pool stays owned by this directory"
+            "the daemon ends at once, because another signal came during the stop; the write log \
+             holds the data that the store lacks, and this directory still owns the pool"
         );
         std::process::exit(EXIT_AT_ONCE);
     });
