@@ -327,7 +327,7 @@ impl Copier {
         let done = self.pass_over(&db, &hold).await;
         self.progress.set_pass(0, 0);
         if let Err(error) = db.close().await {
-            tracing::debug!(error = %error.chain(), "a reader that is no longer wanted");
+            tracing::debug!(error = %error.chain(), "could not close a metadata reader");
         }
         done
     }

@@ -518,7 +518,10 @@ impl Destage {
             // is logged.
             let count = self.complete_retry_count.fetch_add(1, Ordering::Relaxed) + 1;
             if count.is_power_of_two() {
-                tracing::warn!(error = %error.chain(), count, "blocks not completed, trying again");
+                tracing::warn!(
+                    error = %error.chain(), count,
+                    "could not complete blocks from the data tier; trying again"
+                );
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);

@@ -565,7 +565,7 @@ impl Inner {
             count,
             object = %info.object_path(),
             frame_index,
-            "what the store sent does not verify, reading it once more"
+            "a frame from the store does not verify; reading it once more"
         );
     }
 

@@ -179,7 +179,7 @@ impl Fsck {
 
 async fn close_reader(db: &Database) {
     if let Err(error) = db.close().await {
-        tracing::debug!(error = %error.chain(), "a reader that is no longer wanted");
+        tracing::debug!(error = %error.chain(), "could not close a metadata reader");
     }
 }
 
@@ -206,7 +206,7 @@ impl Check<'_> {
             return Err(Error::with_source(ErrorKind::Unavailable, what, error));
         };
         self.refreshes_left = left;
-        tracing::info!(left, "the metadata was compacted meanwhile, reading its newest state");
+        tracing::info!(left, "the metadata was compacted meanwhile; fsck reads its newest state");
         let db = Database::read_pinned(job.objects.clone(), &job.database).await?;
         let old = job.metadata.map.db();
         job.metadata.map.refresh(Arc::new(db), &job.pool.key).await?;

@@ -575,7 +575,10 @@ impl Map {
                     found.push((record, block_count));
                 }
                 // Reads of this segment report the error; it must not hold up the other segments.
-                Err(error) => tracing::debug!(error = %error.chain(), "a segment is passed over"),
+                Err(error) => tracing::debug!(
+                    error = %error.chain(),
+                    "could not read a segment's record; it is passed over"
+                ),
             }
         }
         let Some(((first, _), (last, _))) = found.first().zip(found.last()) else {

@@ -84,7 +84,7 @@ impl Sweeper {
                 true => self.segments.leftovers.undeletable.forget(&self.pool.conditions, &name),
                 false => match self.delete_or_note(&segment).await {
                     Ok(true) => {
-                        tracing::debug!(object = %name, "deleted an abandoned upload");
+                        tracing::debug!(object = %name, "the sweep deleted an abandoned upload");
                         report.deleted_count += 1;
                     }
                     Ok(false) => report.refused_count += 1,
@@ -134,7 +134,7 @@ impl Sweeper {
                 report.refused_count += 1;
                 continue;
             }
-            tracing::info!(object = %name, "deleted an orphan segment");
+            tracing::info!(object = %name, "the sweep deleted an orphan segment");
             report.deleted_count += 1;
             report.deleted_bytes += bytes;
         }

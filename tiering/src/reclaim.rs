@@ -553,7 +553,7 @@ impl Reclaim {
         if !is_known {
             tracing::info!(
                 segment = record.info.number.0, error = %error.chain(),
-                "a segment is left alone by reclaim"
+                "could not reclaim a segment; it stays"
             );
         }
         Ok(())

@@ -309,7 +309,7 @@ impl Repair {
                         );
                     }
                     Err(error) => {
-                        tracing::debug!(error = %error.chain(), "a segment could not be repaired");
+                        tracing::debug!(error = %error.chain(), "could not repair a segment");
                     }
                 }
             }

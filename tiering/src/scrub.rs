@@ -43,7 +43,8 @@ impl Tier {
             let Some(next) = next else { return Ok(None) };
             tracing::error!(
                 segment = next,
-                "the record of a segment is damaged: its object cannot be verified; `spindle fsck` says more"
+                "the record of a segment is damaged, so its object cannot be verified; `spindle \
+                 fsck` has details"
             );
             last = next;
         }

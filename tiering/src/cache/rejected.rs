@@ -85,8 +85,8 @@ impl Rejected {
         if unproven_count > 0 {
             tracing::info!(
                 count = unproven_count,
-                "the read cache was not closed before it was opened: frames that had not reached its disk were \
-                 dropped and read from the store"
+                "the read cache was not closed before it was opened; it dropped frames that had \
+                 not reached its disk, which are read from the store"
             );
         }
         // The condition is the warning; this line gives the numbers.
@@ -94,7 +94,8 @@ impl Rejected {
             tracing::info!(
                 count = proven_count,
                 example,
-                "frames of the read cache do not verify: they were dropped and read from the store"
+                "frames of the read cache do not verify; it dropped them, and they are read from \
+                 the store"
             );
         }
     }

@@ -516,13 +516,14 @@ impl Writer {
             shared.sequences[region].store(sequence, Ordering::Release);
             self.free.retain(|&free| free != region);
             self.full.push_front(region);
-            tracing::debug!(region, sequence, filled_bytes, lost_count, "cache region found");
+            tracing::debug!(region, sequence, filled_bytes, lost_count, "the cache found a region");
         }
         if let Some(error) = unreadable.first {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 count = unreadable.count,
-                "could not read regions of the cache file: their frames are read from the store; check its disk"
+                "could not read regions of the cache file, whose frames are read from the store; \
+                 check its disk"
             );
         }
         Ok(())

@@ -538,7 +538,10 @@ impl Hydration<'_> {
             Err(error) if error.kind() == ErrorKind::Corrupt => error,
             read => return read.map_err(|error| error.context("restore: read the copy")),
         };
-        tracing::debug!(error = %error.chain(), "a segment of another size is taken as it is");
+        tracing::debug!(
+            error = %error.chain(),
+            "could not read a segment with the size in the metadata; taking it as it is"
+        );
         let failed = |cause| {
             let what = format!("restore: read {path} of the copy");
             Error::with_source(ErrorKind::Unavailable, what, cause)

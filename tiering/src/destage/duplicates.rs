@@ -264,7 +264,7 @@ impl Job<'_> {
                     dedup.index.lock().add_list(segment, &frames.unwrap_or_default());
                 }
                 Err(error) => {
-                    tracing::debug!(segment, error = %error.chain(), "fingerprints not read");
+                    tracing::debug!(segment, error = %error.chain(), "could not read fingerprints");
                     return;
                 }
             }
@@ -323,7 +323,10 @@ impl Job<'_> {
         let read = self.destage.segments.frames.read_many(frames, Access::Once);
         match tokio::time::timeout(PATIENCE, read).await {
             Ok(Err(error)) if !is_of_segment(error.kind()) => {
-                tracing::debug!(error = %error.chain(), "blocks that may be duplicates are not read");
+                tracing::debug!(
+                    error = %error.chain(),
+                    "could not read blocks that may be duplicates"
+                );
                 None
             }
             Ok(read) => Some(read),

@@ -289,7 +289,7 @@ impl Output {
             self.uploads.note(&failed);
             tracing::debug!(
                 object = %segment.info.name(), error = %failed,
-                "segment not written, trying again"
+                "could not write a segment; trying again"
             );
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);

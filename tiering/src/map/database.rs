@@ -361,15 +361,15 @@ impl Database {
                 if error.kind() != ErrorKind::Denied {
                     tracing::info!(
                         error = %error.chain(),
-                        "could not keep the state of the metadata that is read: what takes longer than 15 minutes may \
-                         have to turn to a newer one"
+                        "could not keep the state of the metadata that is read; a read of more \
+                         than 15 minutes may have to turn to a newer state"
                     );
                 }
                 return Ok(first);
             }
         };
         if let Err(error) = first.close().await {
-            tracing::debug!(error = %error.chain(), "a reader that is no longer wanted");
+            tracing::debug!(error = %error.chain(), "could not close a metadata reader");
         }
         match Self::read_state(store, options, manifest).await {
             Ok(Database::Reader(reader, keeping)) => {

@@ -360,7 +360,10 @@ impl Map {
             let opened = self.opener.open_one(key, value);
             match opened.and_then(|plain| decode_fingerprints(segment, &plain)) {
                 Ok(frames) => found.push((segment, frames)),
-                Err(error) => tracing::debug!(error = %error.chain(), "passed over"),
+                Err(error) => tracing::debug!(
+                    error = %error.chain(),
+                    "could not read the fingerprints of a segment; they are passed over"
+                ),
             }
         }
         Ok((found, next.filter(|_| read.len() == count_max)))

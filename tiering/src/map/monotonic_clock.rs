@@ -83,7 +83,8 @@ impl MonotonicClock {
         if self.behind > BEHIND_MAX {
             tracing::warn!(
                 behind_s = self.behind.as_secs(),
-                "this machine's clock is behind the newest metadata: it was ahead, or that of another owner is"
+                "this machine's clock is behind the newest metadata: it was ahead earlier, or \
+                 another owner's clock is"
             );
         }
     }

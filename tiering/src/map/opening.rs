@@ -300,7 +300,11 @@ impl Loaded {
             match opener.open_one(key, value).and_then(|plain| decode_found(volume, &plain)) {
                 Ok(one) => drop(found.insert(volume, one)),
                 // Nothing depends on this record; fsck reports it.
-                Err(error) => tracing::debug!(error = %error.chain(), "passed over"),
+                Err(error) => tracing::debug!(
+                    error = %error.chain(),
+                    "could not read the findings of deduplication for a volume; they are passed \
+                     over"
+                ),
             }
             Ok(())
         })

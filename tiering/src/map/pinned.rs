@@ -102,7 +102,7 @@ impl Pin {
                         // Readers report missing objects themselves.
                         tracing::debug!(
                             error = %error.chain(),
-                            "a state of the metadata that is being read may not be kept"
+                            "could not renew the checkpoint of the metadata that is read"
                         );
                     }
                 }
@@ -123,7 +123,10 @@ impl Pin {
         self.renewing.abort();
         let ended = self.kept.admin.delete_checkpoint(self.kept.made.id);
         if let Err(error) = in_time("end a checkpoint of the metadata", ended).await {
-            tracing::debug!(error = %error.chain(), "a checkpoint ends by itself, within an hour");
+            tracing::debug!(
+                error = %error.chain(),
+                "could not end a checkpoint of the metadata; it expires within an hour"
+            );
         }
     }
 }

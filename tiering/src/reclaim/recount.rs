@@ -114,7 +114,7 @@ impl Reclaim {
                 tracing::debug!(
                     segment = number,
                     error = %error.chain(),
-                    "a segment that is named often is not looked into"
+                    "could not count the live blocks of a segment that many pages name"
                 );
                 let (live, at) = (recount.live, self.pool.clock.now());
                 state.note_recounted(number, Recounted { live, places: live, at });
@@ -286,7 +286,7 @@ impl Reclaim {
                 segment = number,
                 was = live,
                 is = count,
-                "the count of a segment's live blocks was wrong and is put right"
+                "the count of a segment's live blocks was wrong; `spindle fsck` corrected it"
             );
             repaired.push((*number, live, count));
         }

@@ -101,7 +101,10 @@ impl Tier {
             .map_err(|cause| Error::with_source(ErrorKind::Io, "sweep back-references", cause))?;
         let (next, dropped_count) = done?;
         if dropped_count > 0 {
-            tracing::debug!(dropped_count, "back-references of pages that share nothing any more");
+            tracing::debug!(
+                dropped_count,
+                "the sweep dropped back-references of pages that share nothing any more"
+            );
         }
         let mut sweep = self.parts.dedup.sweep.lock();
         if next.is_none() {

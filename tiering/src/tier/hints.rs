@@ -78,11 +78,11 @@ impl Prefetch {
                     if let Some(fetch) = reader.segments.frames.read_ahead(&frames)
                         && let Err(error) = fetch.await
                     {
-                        tracing::debug!(%error, "read-ahead ended early");
+                        tracing::debug!(%error, "could not read ahead to the end");
                     }
                 }
                 // The read itself will report the error.
-                Err(error) => tracing::debug!(%error, "read-ahead given up"),
+                Err(error) => tracing::debug!(%error, "could not begin to read ahead"),
             }
             drop(place);
         };

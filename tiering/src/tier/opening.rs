@@ -348,7 +348,7 @@ async fn read_map(
 
 pub(super) async fn close_quietly(db: &Database) {
     if let Err(error) = db.close().await {
-        tracing::debug!(%error, "a database that is no longer wanted did not close");
+        tracing::debug!(%error, "could not close a database that is no longer needed");
     }
 }
 

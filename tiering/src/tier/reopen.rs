@@ -128,7 +128,10 @@ impl Reopener {
         // The background tasks of the old handle must not run beside those of the next. Data that
         // only its memory holds is still in the log.
         if let Ok(Err(error)) = tokio::time::timeout(CLOSE_TIMEOUT, old.abandon()).await {
-            tracing::debug!(error = %error.chain(), "a metadata database that has ended");
+            tracing::debug!(
+                error = %error.chain(),
+                "could not close a metadata database that had ended"
+            );
         }
         let db = open_database(&self.options, &self.watched, true).await?;
         let reopened =
@@ -138,7 +141,7 @@ impl Reopener {
             return reopened;
         }
         self.reopen_count.fetch_add(1, Ordering::Relaxed);
-        tracing::info!("the metadata database was opened anew");
+        tracing::info!("the data tier opened the metadata database again");
         Ok(())
     }
 }
