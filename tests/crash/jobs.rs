@@ -15,7 +15,7 @@ fn dying(job: &str) -> Daemon {
     daemon.environ(&[("SPINDLE_SEEDED_BUGS", &format!("panicking-job={job}"))]);
     daemon.announce("background job");
     daemon.announce("panicked at server/engine/src/jobs.rs");
-    daemon.announce("the log's tail was not moved");
+    daemon.announce("could not move the log's tail");
     daemon.announce("the store does not hold the newest writes");
     daemon
 }
@@ -71,7 +71,7 @@ fn a_daemon_ends_in_order_without_a_job_that_data_depends_on() {
         println!("{job}");
         daemon.announce("background job");
         daemon.announce("panicked at server/engine/src/jobs.rs");
-        daemon.announce("the log's tail was not moved");
+        daemon.announce("could not move the log's tail");
         daemon.announce("the store does not hold the newest writes");
         daemon.environ(&[("SPINDLE_SEEDED_BUGS", &format!("panicking-job={job}"))]);
         let said = match daemon.try_start() {

@@ -454,7 +454,7 @@ fn a_read_only_volume_is_a_read_only_device() {
 fn read_only() {
     for driver in [&[][..], &["--nbd"]] {
         let mut daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
-        daemon.announce("request failed");
+        daemon.announce("could not carry out a request");
         let set = |is_read_only: bool| {
             let value = is_read_only.to_string();
             let _ = daemon.json(&["volume", "set", "db", "--read-only", &value]);

@@ -75,7 +75,7 @@ fn twins() {
     twin.announce("this directory is a copy, or was restored");
     twin.announce("an attached volume is not served; its device waits");
     twin.announce("clients on other machines are refused");
-    twin.announce("a device is removed from the kernel and not served again");
+    twin.announce("could not serve a device again");
     twin.announce(TAIL_LOST);
     twin.restart();
     let listed = twin.json(&["attach", "list"]);
@@ -151,14 +151,14 @@ fn not_handed_over() {
     let mut daemon = Daemon::new(SETTINGS, &[("db", "64M")]);
     daemon.use_binary("spindle-faulty");
     daemon.environ(&[("SPINDLE_SEEDED_BUGS", "read-not-copied")]);
-    daemon.announce("what was read was not copied");
+    daemon.announce("could not copy the data of a read to the kernel");
     daemon.restart();
     // With few tags, each gets a failing request and serves another afterwards.
     let device = attach(&daemon, &["--depth", "4"]);
     write(&device, "before");
     let count = errors_of_reading(&device);
     assert!((1..READ_COUNT / 10).contains(&count), "{count} errors for {READ_COUNT} requests");
-    assert!(daemon.log().contains("what was read was not copied"));
+    assert!(daemon.log().contains("could not copy the data of a read to the kernel"));
     assert!(daemon.json(&["attach", "list"])["attachments"][0]["failure"].is_null());
     daemon.kill();
     daemon.use_binary("spindle");

@@ -188,7 +188,7 @@ fn a_client_that_was_ended_by_force_never_comes_back() {
 
 fn fenced() {
     let mut daemon = Daemon::started(crate::devices::SETTINGS, &[("db", "64M")]);
-    daemon.announce("disconnect client: its connection was replaced, or ended");
+    daemon.announce("the server disconnected a client: its connection was replaced, or ended");
     let uri = daemon.unix("db").uri();
     refused(&daemon, &["attach", &uri], "add --nbd");
     refused(&daemon, &["attach", "--nbd", "nbds://localhost/db"], "tls-certificates=DIR");

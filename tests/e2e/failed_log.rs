@@ -37,24 +37,24 @@ const SHUTDOWN: rustix::ioctl::Opcode = opcode::read::<u32>(b'X', 125);
 const NOLOGFLUSH: u32 = 2;
 /// Expected log lines.
 const ANNOUNCED: [&str; 9] = [
-    "cannot remove half a log file",
+    "could not remove an unfinished log file",
     "the pool has stopped",
     "the write log failed and accepts nothing more",
-    "not all that was written to the log has reached its disk",
+    "could not sync the log as it was found",
     "writes that were answered but never flushed may be gone",
     "clients on other machines are refused",
-    "request failed",
+    "could not carry out a request",
     "a log file could not be made",
-    "destage failed",
+    "could not destage",
 ];
 
 /// Further expected log lines of a daemon whose store is on the same disk.
 const STORE_IS_GONE: [&str; 5] = [
     "could not note that the write log failed",
-    "the store did not take the note",
+    "could not note in the store that the write log failed",
     "condition=\"",
-    "cannot remove half a log file",
-    "remove socket",
+    "could not remove an unfinished log file",
+    "could not remove a socket",
 ];
 
 /// A file system in a file.

@@ -120,7 +120,7 @@ fn a_start_leaves_what_a_volume_promises_as_it_is_unless_it_is_named() {
     assert_eq!(set["durability"], "store", "{set}");
     let _ = daemon.json(&["volume", "set", "db", "--read-only", "true"]);
     assert_eq!(promises(&daemon, "db"), ("store".to_owned(), true));
-    assert!(daemon.log().contains("what the volume promises was changed"), "{}", daemon.tail());
+    assert!(daemon.log().contains("the options of the volume have changed"), "{}", daemon.tail());
     daemon.stop();
     // With `--volume db=4MiB`, which does not set these promises.
     daemon.restart();

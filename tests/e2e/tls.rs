@@ -142,7 +142,7 @@ fn a_hangup_reads_the_certificates_anew_and_a_bad_file_keeps_the_old_ones() {
     let old = Authority::new("old");
     let new = Authority::new("new");
     let mut daemon = daemon(&old, "");
-    daemon.announce("were not read anew");
+    daemon.announce("could not read the TLS certificates again");
     let disk = daemon.tcp("disk");
     opens(&disk, &old.client(None)).expect("the certificate of the start");
     opens(&disk, &new.client(None)).expect_err("not yet");
@@ -156,14 +156,14 @@ fn a_hangup_reads_the_certificates_anew_and_a_bad_file_keeps_the_old_ones() {
     let certificate = daemon.place().join("server.crt");
     std::fs::write(&certificate, "no certificate").expect("write a file");
     daemon.hang_up();
-    wait_for("were not read anew");
+    wait_for("could not read the TLS certificates again");
     assert!(daemon.tail().contains("server.crt"), "it names the file: {}", daemon.tail());
     opens(&disk, &old.client(None)).expect("those from before stay");
     let (_, _, pem, key) = new.issue("localhost");
     std::fs::write(&certificate, pem).expect("write a certificate");
     std::fs::write(daemon.place().join("server.key"), key).expect("write a key");
     daemon.hang_up();
-    wait_for("are read anew");
+    wait_for("has read the TLS certificates again");
     opens(&disk, &new.client(None)).expect("the new certificate");
     opens(&disk, &old.client(None)).expect_err("the old one is gone");
     daemon.stop();
