@@ -74,7 +74,7 @@ impl<V: Volumes> Attachments<V> {
             let Some(failure) = failure else { continue };
             let report = Report::new(
                 format!(
-                    "an attached volume is not served; its device waits: volume {name}: {}",
+                    "volume {name} is attached but not served; its device waits: {}",
                     failure.chain()
                 ),
                 "programs that use the device wait, or get errors",
