@@ -225,14 +225,14 @@ impl ProvenClock {
         let left = span(self.believed_after.saturating_sub(jump.even_seconds));
         Report::new(
             format!(
-                "the clock of this machine jumped {way} by {by}: it shows {wall}, and by the time that has passed it \
-                 would be {proven}"
+                "the clock of this machine jumped {way} by {by}: it shows {wall}, but by the time \
+                 that has passed it should show {proven}"
             ),
             "removed volumes are not purged, and clones are not removed by age, before their time has passed by both \
              clocks; names of scheduled snapshots follow the clock of the machine",
             format!(
-                "check the time of this machine, for example with `timedatectl`; a clock that stays as it is, is \
-                 believed in {left}"
+                "check the time of this machine, for example with `timedatectl`; if the clock \
+                 stays as it is, spindle accepts it in {left}"
             ),
         )
     }

@@ -77,9 +77,11 @@ pub(crate) fn show_record(conditions: &Conditions, record: &VolumeRecord, has_ke
                 "clients on other machines are refused volume {name}: answered writes may be gone since a reboot, a \
                  take-over or a loss or failure of the write log"
             ),
-            "what such a client had mounted would be corrupt if it went on",
+            "a file system that such a client had mounted would become corrupt if the client went \
+             on",
             format!(
-                "unmount or restart what used the volume until then, and run `spindle volume accept-loss {name}`"
+                "unmount or restart the programs that used the volume until then, and run `spindle \
+                 volume accept-loss {name}`"
             ),
         )
     });
@@ -107,8 +109,8 @@ pub fn show_recovery_key(conditions: &Conditions, is_made: bool) {
     let report = (!is_made).then(|| {
         Report::new(
             "no recovery key was made",
-            "nothing opens the pool where its key file or passphrase is lost",
-            "run `spindle key backup`, and keep what it prints elsewhere",
+            "nothing opens the pool if its key file or passphrase is lost",
+            "run `spindle key backup`, and keep its output elsewhere",
         )
     });
     conditions.set(ConditionKind::NoRecoveryKey, POOL, report);
@@ -121,8 +123,8 @@ pub(crate) fn show_recovery(conditions: &Conditions, recovery: &wal::Recovery) {
         let reason = recovery.lost_reason.as_deref().unwrap_or("it is not known why");
         Report::new(
             format!("writes that were answered but never flushed may be gone: {reason}"),
-            "what runs on volumes that lost writes sees the disk as it was a moment before",
-            "check what runs there; this is said until the next start",
+            "programs on volumes that lost writes see the disk as it was a moment before",
+            "check these programs; the condition lasts until the next start",
         )
     });
     conditions.set(ConditionKind::LogTailUnproven, LOG, report);
@@ -133,9 +135,10 @@ pub(crate) fn show_recovery(conditions: &Conditions, recovery: &wal::Recovery) {
                 "the disk of the write log does not read {bytes} bytes of it, none of which is needed; the first are \
                  {first}"
             ),
-            "none yet; if it fails to read what is needed, the log does not open and may be the only copy of writes",
-            "stop spindle in order, which brings everything into the store, and give the log another disk; this is \
-             said until the next start",
+            "none yet; if the disk fails to read a needed part, the log does not open, and it may \
+             be the only copy of writes",
+            "stop spindle in order, which copies everything to the store, and give the log another \
+             disk; the condition lasts until the next start",
         )
     });
     conditions.set(ConditionKind::LogUnreadable, LOG, unreadable);
@@ -146,7 +149,8 @@ pub(crate) fn show_stopped(conditions: &Conditions, why: &str) {
     let report = Report::new(
         format!("the pool has stopped: {why}"),
         "nothing is served any more",
-        "remove the cause, then restart spindle; where another owner has the pool, leave it stopped here",
+        "remove the cause, then restart spindle; if another owner has the pool, leave it stopped \
+         here",
     );
     conditions.raise(ConditionKind::PoolStopped, POOL, report);
 }
@@ -155,7 +159,7 @@ pub(crate) fn show_stopped(conditions: &Conditions, why: &str) {
 pub(crate) fn show_contact(conditions: &Conditions, failure: Option<&str>) {
     let report = failure.map(|failure| {
         Report::new(
-            format!("the store has not answered, or refuses, when it was asked who owns the pool: {failure}"),
+            format!("could not ask the store who owns the pool: {failure}"),
             "writes go on until the log is full; another owner would be noticed late",
             "check the store, the network and the credentials",
         )

@@ -167,10 +167,12 @@ pub(crate) fn show_erased_keys(conditions: &Conditions, url: &str, has_keys: boo
     let report = has_keys.then(|| {
         Report::new(
             format!(
-                "the copy {url} may still have keys of volumes that were erased: it was not reached since"
+                "the copy {url} may still have keys of volumes that were erased: the pool has not \
+                 reached it since"
             ),
-            "what these volumes held can be read with them",
-            "let the pool reach the copy, or end it with `spindle copy rm` and see to its keys there",
+            "the data of these volumes can be read with the keys",
+            "let the pool reach the copy, or end it with `spindle copy rm` and delete the keys \
+             there",
         )
     });
     conditions.set(ConditionKind::CopyHoldsErasedKeys, url, report);
@@ -178,12 +180,13 @@ pub(crate) fn show_erased_keys(conditions: &Conditions, url: &str, has_keys: boo
 
 /// Raises the condition that the list of copies cannot be read.
 pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
-    let what = format!("the list of the pool's copies cannot be read: {}", error.chain());
+    let what = format!("could not read the list of the pool's copies: {}", error.chain());
     let report = match is_for_good(error) {
         true => Report::new(
             what,
             "no copy is brought up to date until the next start",
-            "bring the object below copies/ that it names back from a version of the bucket, and restart spindle",
+            "bring the named object below copies/ back from a version of the bucket, and restart \
+             spindle",
         ),
         false => Report::new(
             what,
@@ -594,10 +597,10 @@ impl Source {
     fn show_failure(&self, url: &str, error: Option<&Error>) {
         let report = error.map(|error| {
             Report::new(
-                format!("the copy {url} is not brought up to date: {}", error.chain()),
+                format!("could not bring the copy {url} up to date: {}", error.chain()),
                 "the copy falls behind the pool, and segments that it still needs stay in the pool's store",
-                "remove the cause: its store, its credentials, the network; it is tried again by itself, and `spindle copy \
-                 list` shows how it goes",
+                "check its store, its credentials and the network; spindle tries again \
+                 automatically, and `spindle copy list` shows the progress",
             )
         });
         self.pool.tier().conditions().set(ConditionKind::CopyFailing, url, report);

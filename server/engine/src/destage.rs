@@ -317,7 +317,7 @@ fn report(shared: &Shared, error: &Error, pause: Duration) {
     let report = Report::new(
         format!("data does not reach the store: {}", error.chain()),
         "writes go on until the log is full",
-        "check the store, its credentials and the network; destage is tried again by itself",
+        "check the store, its credentials and the network; destage tries again automatically",
     );
     shared.tier.conditions().raise(ConditionKind::DestageFailing, POOL, report);
     let mut progress = shared.progress.lock();

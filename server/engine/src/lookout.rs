@@ -94,7 +94,7 @@ fn full(log: &LogStatus) -> Report {
             log.ring_bytes >> 20
         ),
         "writers wait until the store has taken some of it",
-        "see why data does not reach the store, or reaches it too slowly",
+        "find out why data reaches the store too slowly, or not at all",
     )
 }
 
@@ -106,7 +106,7 @@ fn late(oldest: Duration, max_age: Duration) -> Option<Report> {
                 "the oldest write that only this machine has is {seconds:.0} s old; destage.max_age is {max_seconds:.0} s"
             ),
             "it and all later writes would be lost with this machine",
-            "see why data does not reach the store, or reaches it too slowly",
+            "find out why data reaches the store too slowly, or not at all",
         )
     })
 }
@@ -125,7 +125,7 @@ fn short(
     let left = free_bytes
         .map_or_else(String::new, |free| format!(" and its disk has {} MiB left", free >> 20));
     let refusal = match &space.refusal {
-        Some(why) => format!("; a log file could not be made: {why}"),
+        Some(why) => format!("; could not make a log file: {why}"),
         None => String::new(),
     };
     Some(Report::new(
@@ -135,7 +135,7 @@ fn short(
             space.missing_bytes >> 20
         ),
         "the log is smaller than configured: writers wait for the store sooner",
-        "free space on that disk, or enlarge it; spindle tries again by itself",
+        "free space on that disk, or enlarge it; spindle tries again automatically",
     ))
 }
 
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(short(dir, &space, Some(110 << 20), true), None);
         let refused = RingSpace { refusal: Some("No space left".to_owned()), ..space };
         let report = short(dir, &refused, None, false).expect("it was refused");
-        assert!(report.what.contains("a log file could not be made: No space left"), "{report:?}");
+        assert!(report.what.contains("could not make a log file: No space left"), "{report:?}");
         let whole = RingSpace { missing_bytes: 0, refusal: None };
         assert_eq!(short(dir, &whole, Some(0), true), None);
     }

@@ -254,10 +254,10 @@ pub async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<Option<Scr
 /// Raises the condition that the record of the newest scrub cannot be read.
 pub(crate) fn show_unreadable(conditions: &Conditions, error: &Error) {
     let report = Report::new(
-        format!("how far the scrub is cannot be read: {}", error.chain()),
+        format!("could not read the progress of the scrub: {}", error.chain()),
         "segments are not verified until the next start",
-        "bring the object below scrub/ that it names back from a version of the bucket, or delete it, which makes the \
-         next scrub begin again; then restart spindle",
+        "bring the named object below scrub/ back from a version of the bucket, or delete it, \
+         which makes the next scrub begin again; then restart spindle",
     );
     conditions.raise(ConditionKind::ScrubFailing, POOL, report);
 }
@@ -278,7 +278,7 @@ pub fn show_bad(conditions: &Conditions, record: Option<&ScrubRecord>) {
                 "the scrub has found {count} segments that are damaged or missing, and that no copy has whole: {}",
                 named.join(", ")
             ),
-            "reads of what they held are errors",
+            "reads of their data fail",
             "`spindle scrub status` names them; put the objects back from a version of the bucket or from another \
              copy, then run `spindle scrub start`",
         )
@@ -557,7 +557,8 @@ impl Inner {
             Report::new(
                 format!("the scrub waits: {why}"),
                 "segments are not verified meanwhile",
-                "remove the cause, mostly a store that does not answer; it goes on by itself",
+                "remove the cause, usually a store that does not answer; the scrub then continues \
+                 automatically",
             )
         });
         self.pool.tier().conditions().set(ConditionKind::ScrubFailing, POOL, report);

@@ -164,11 +164,11 @@ impl Running {
         let report = refusal.map(|error| {
             Report::new(
                 format!(
-                    "the copy {url} refuses to delete what it does not need any more: {}",
+                    "could not delete objects that the copy {url} no longer needs: {}",
                     error.chain()
                 ),
                 "the space of these objects does not come back; the copy is brought up to date",
-                "allow the credentials to delete, or end what holds the objects",
+                "allow the credentials to delete, or remove the hold on the objects",
             )
         });
         let conditions = self.source.pool.tier().conditions();

@@ -77,9 +77,10 @@ impl Job {
 
 fn failing(name: &str, error: &Error) -> Report {
     Report::new(
-        format!("a job in the background fails again and again: {name}: {}", error.chain()),
+        format!("the maintenance job {name} keeps failing: {}", error.chain()),
         "space in the store comes back late, or reads of the metadata take longer; nothing is lost",
-        "check the store and the credentials, which must be allowed to delete; it is tried again by itself",
+        "check the store and the credentials, which must be allowed to delete; spindle tries again \
+         automatically",
     )
 }
 

@@ -385,7 +385,7 @@ async fn a_scrub_whose_record_cannot_be_read_is_a_condition() {
     let list = pool.conditions.list().into_iter();
     let told: Vec<_> = list.filter(|one| one.kind == ConditionKind::ScrubFailing).collect();
     assert_eq!(told.len(), 1, "{:?}", pool.conditions.list());
-    assert!(told[0].report.what.contains("how far the scrub is"), "{told:?}");
+    assert!(told[0].report.what.contains("could not read the progress of the scrub"), "{told:?}");
     scrub.stop(false).await;
     drop(scrub);
     pool.close().await.unwrap();

@@ -34,8 +34,9 @@ fn show(
     let reports = silent.into_iter().map(|((client, volume), silence)| {
         let name = name_of(volume);
         let what = format!("client {client} of volume {name} does not answer: {silence}");
-        let cost = "its requests hold memory, and no other client gets the volume alone until it is given up";
-        let remedy = "look at the client's machine and the network to it";
+        let cost = "its requests hold memory, and no other client gets the volume alone until \
+                    spindle drops this one";
+        let remedy = "check the client's machine and the network to it";
         (format!("{client}, {name}"), Report::new(what, cost, remedy))
     });
     let reports: BTreeMap<String, Report> = reports.collect();

@@ -99,10 +99,10 @@ impl Restored {
         if is_store_full(error) {
             let report = Report::new(
                 format!(
-                    "the pool's own store is full, and takes no more of what the copy {url} holds: {why}"
+                    "the pool's own store is full, and takes no more data of the copy {url}: {why}"
                 ),
-                "the pool goes on needing the copy: what is not here is read from there",
-                "make room in the pool's own store or enlarge it; fetching goes on by itself",
+                "the pool still needs the copy, from which it reads the missing data",
+                "make room in the pool's own store or enlarge it; the pool then continues to fetch",
             );
             tier.conditions().raise(ConditionKind::StoreFull, STORE_FULL, report);
             tier.conditions().clear(ConditionKind::RestoreFailing, url);
@@ -110,10 +110,11 @@ impl Restored {
         }
         let report = Report::new(
             format!(
-                "the restored pool still needs the copy {url}, and fetching from it does not get on: {why}"
+                "the restored pool still needs the copy {url}, but could not fetch from it: {why}"
             ),
-            "reads of what is not here fail; what is here is served",
-            "bring the copy back where it was, and keep it until the pool has everything; fetching goes on by itself",
+            "reads of missing data fail; the other data is served",
+            "bring the copy back where it was, and keep it until the pool has everything; the pool \
+             tries again automatically",
         );
         tier.conditions().raise(ConditionKind::RestoreFailing, url, report);
     }
@@ -142,13 +143,13 @@ impl Restored {
 pub(super) fn pin_stays(origin: &Origin, error: &Error) -> Report {
     Report::new(
         format!(
-            "the pin {} stays at the copy {}, which keeps the state that was restored: {}",
+            "could not delete the pin {} at the copy {}, which keeps the restored state: {}",
             origin.pin,
             origin.url,
             error.chain()
         ),
-        "the copy keeps objects that nobody needs; the pool has everything",
-        "let the pool reach the copy; it is tried again, also after a restart",
+        "the copy keeps objects that are no longer needed; the pool has everything",
+        "let the pool reach the copy; spindle tries again, also after a restart",
     )
 }
 
@@ -177,9 +178,10 @@ fn report(url: &str, lacking: &Lacking) -> Report {
     }
     Report::new(
         what,
-        "reads of what they hold are errors; the pool goes on needing the copy, and is not scrubbed",
-        "bring the objects back in the copy, or put them below segments/ of the pool's own store; they are asked for again \
-         every minute. Only where they are lost for good: `spindle copy give-up-missing`",
+        "reads of their data fail; the pool still needs the copy, and is not scrubbed",
+        "bring the objects back in the copy, or put them below segments/ of the pool's own store; \
+         the pool asks for them again every minute. Only if they are lost for good: `spindle copy \
+         give-up-missing`",
     )
 }
 

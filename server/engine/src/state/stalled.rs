@@ -268,7 +268,8 @@ fn stalled_report(name: &str, stalled: &StalledVolume) -> Report {
              volumes go on",
             stalled.spill_bytes, stalled.spill_file_count, stalled.log_bytes
         ),
-        "bring the damaged object of the store back, or write over what is damaged; it is tried again by itself",
+        "bring the damaged object of the store back, or write over the damaged data; spindle tries \
+         again automatically",
     )
 }
 
