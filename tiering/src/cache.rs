@@ -534,7 +534,7 @@ pub(crate) fn report_not_opened(options: &CacheOptions, error: &io::Error) {
     let dir = options.dir.display();
     let report = Report::new(
         format!(
-            "the read cache in {dir} could not be opened, and is off until the next start: {error}"
+            "could not open the read cache in {dir}, which is off until the next start: {error}"
         ),
         "reads come from the store and take longer; nothing is lost",
         "remove the cause, then restart spindle",

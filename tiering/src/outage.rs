@@ -61,19 +61,17 @@ impl Way {
         let remedy = "check the store, the network and the credentials";
         match self {
             Way::Upload => Report::new(
-                format!("uploads to the store have failed and are tried again: {error}"),
+                format!("could not upload to the store, trying again: {error}"),
                 "writes go on until the log is full",
                 remedy,
             ),
             Way::Read => Report::new(
                 format!("the object store does not answer; reads from it wait: {error}"),
-                "a read of what is in no cache fails after two minutes",
+                "a read of data that is in no cache fails after two minutes",
                 remedy,
             ),
             Way::Metadata => Report::new(
-                format!(
-                    "writes of the metadata to the store have failed and are tried again: {error}"
-                ),
+                format!("could not write the metadata to the store, trying again: {error}"),
                 "nothing is destaged, and writes go on until the log is full",
                 remedy,
             ),
@@ -88,7 +86,7 @@ impl Way {
         Report::new(
             format!("the store is full, and takes no more of {what}: {error}"),
             "writes go on until the log is full, and then wait",
-            "make room in the store or enlarge it; spindle goes on by itself",
+            "make room in the store or enlarge it; spindle then continues automatically",
         )
     }
 }

@@ -260,8 +260,8 @@ impl Reclaim {
                     "{count} {noun} cannot be reclaimed, because something in {them} is damaged; the latest: {}",
                     state.stuck_why
                 ),
-                "their space in the store does not come back; what of them can be read is served",
-                "`spindle fsck` says what is wrong",
+                "their space in the store does not return; their readable data is served",
+                "`spindle fsck` names the damage",
             )
         });
         self.pool.conditions.set(ConditionKind::ReclaimBlocked, "pool", report);

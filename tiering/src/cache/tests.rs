@@ -394,7 +394,7 @@ async fn a_cache_whose_disk_was_full_says_so_and_grows_again_by_itself() {
     assert!(status.is_on && status.used_bytes == 2 * region_bytes, "{status:?}");
     assert_eq!(status.unreserved_bytes, size_bytes - 2 * region_bytes);
     let what = cache.shared.conditions.list()[0].report.what.clone();
-    assert!(what.contains("is to have 7 MiB and has 2 MiB"), "{what}");
+    assert!(what.contains("should have 7 MiB and has 2 MiB"), "{what}");
     // The space of one region is left to others. When there is more, the cache grows without a
     // restart.
     cache.shared.file.set_free_bytes(region_bytes);

@@ -354,13 +354,14 @@ impl Writer {
             });
             Report::new(
                 format!(
-                    "the read cache in {dir} is to have {} MiB and has {} MiB{left}{}",
+                    "the read cache in {dir} should have {} MiB and has {} MiB{left}{}",
                     mib(size_bytes),
                     mib(size_bytes - missing_bytes),
                     self.refusal
                 ),
                 "more reads come from the store and take longer; nothing is lost",
-                "free space on its disk, whereupon it grows by itself, or lower `cache.size`",
+                "free space on its disk, after which the cache grows automatically, or lower \
+                 `cache.size`",
             )
         });
         self.shared.conditions.set(ConditionKind::CacheShrunk, &self.shared.subject(), report);

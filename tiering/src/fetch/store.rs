@@ -466,14 +466,14 @@ impl StoreReader {
         let (kind, other) = (ConditionKind::ObjectUnreadable, ConditionKind::ObjectMissing);
         let (kind, other, fact) = match verdict {
             Verdict::Missing => (other, kind, "is not in the store, though the metadata names it"),
-            _ => (kind, other, "could not be read again and again, while other objects were"),
+            _ => (kind, other, "could not be read repeatedly, while other objects were"),
         };
         let report = Report::new(
             format!("{info} {fact}: {}", public_text(error)),
             "reads of data in it fail, unless a copy of the pool has it; volumes whose writes build on it are behind in \
              the store",
-            "bring the object back under the same name, from a version, a copy or a backup of the store; it is tried \
-             again from time to time",
+            "bring the object back under the same name, from a version, a copy or a backup of the \
+             store; spindle tries again from time to time",
         );
         let subject: Path = info.object_path();
         self.conditions.clear(other, subject.as_ref());

@@ -72,12 +72,13 @@ impl Undeletable {
         if is_raised {
             let beside = match others {
                 0 => String::new(),
-                count => format!(", nor {count} objects beside those that are named"),
+                count => format!(", nor {count} objects besides those that are named"),
             };
             let report = Report::new(
-                format!("the store does not delete {name}{beside}: {why}"),
+                format!("could not delete {name} from the store{beside}: {why}"),
                 "its space stays in use",
-                "check that the credentials and the bucket's policy allow deleting; it is tried again at least every hour",
+                "check that the credentials and the bucket's policy allow deletion; spindle tries \
+                 again at least every hour",
             );
             conditions.raise(ConditionKind::ObjectUndeletable, &name.to_string(), report);
         }

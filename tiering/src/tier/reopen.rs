@@ -96,7 +96,7 @@ impl Reopener {
                 format!("the metadata database has ended and is being opened again: {why}"),
                 "reads and writes go on from memory and the log; nothing is destaged, and other reads wait for up to \
                  two minutes",
-                "check the store; where it answers and this stays, run `spindle fsck`",
+                "check the store; if it answers and this condition stays, run `spindle fsck`",
             );
             conditions.raise(ConditionKind::MetadataReopening, SUBJECT, report);
         };
