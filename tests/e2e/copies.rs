@@ -172,13 +172,13 @@ fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages()
 
     // When the copy's store goes away, the source reports it and keeps serving; data that has
     // arrived at the restored pool remains readable.
-    source.announce("is not brought up to date");
+    source.announce("could not bring the copy");
     other.announce("still needs the copy");
     bucket.down();
     db.write(0, &[3; 4096], 0);
     wait_for("the failure is shown", || copy_of(&source).get("failure").is_some());
     let warnings = source.json(&["status"])["warnings"].to_string();
-    assert!(warnings.contains("is not brought up to date"), "{warnings}");
+    assert!(warnings.contains("could not bring the copy"), "{warnings}");
     assert!(there.read(0, 8192) == [9; 8192]);
     bucket.up();
     wait_for("it is tried again", || copy_of(&source).get("failure").is_none());
@@ -241,7 +241,7 @@ fn a_restored_pool_whose_copy_is_gone_says_so_until_it_is_back() {
 #[test]
 fn a_destination_that_is_not_mounted_is_not_taken_for_an_empty_copy() {
     let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
-    source.announce("is not brought up to date");
+    source.announce("could not bring the copy");
     let place = source.place().path().to_owned();
     let (mount, disk) = (place.join("mount"), place.join("disk"));
     let url = mount.join("dr").display().to_string();
@@ -548,7 +548,7 @@ fn a_pool_that_was_put_back_never_replaces_its_copy() {
 
     let mut later = Daemon::new(SMALL, &[]);
     later.argue(&["--key-file", &key, "--store", &earlier.display().to_string(), "--take-over"]);
-    later.announce("is not brought up to date");
+    later.announce("could not bring the copy");
     later.restart();
     assert!(connect(&later, "db").read(4096, 4096) == [0; 4096], "it was put back");
     // Writes beyond the position that the replaced history reached.

@@ -86,7 +86,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
     thief.argue(&["--key-file", &key, "--store", &kept, "--take-over"]);
     thief.announce("the volume's dedicated key is not in the store");
     // The kept objects are an earlier state of the pool.
-    thief.announce("is not brought up to date");
+    thief.announce("could not bring the copy");
     thief.announce("may still have keys of volumes that were erased");
     thief.restart();
     let listed = thief.json(&["volume", "show", "own"]);
@@ -109,7 +109,7 @@ fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
     let url = copy.display().to_string();
     let _ = daemon.json(&["copy", "add", &url]);
     let _ = daemon.json(&["copy", "sync", &url]);
-    daemon.announce("is not brought up to date");
+    daemon.announce("could not bring the copy");
     daemon.announce("may still have keys of volumes that were erased");
     let away = daemon.place().join("away");
     std::fs::rename(&copy, &away).unwrap();

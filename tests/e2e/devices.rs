@@ -346,7 +346,7 @@ fn bad_moments() {
     let mut daemon = Daemon::started(SETTINGS, &[("db", "64M"), ("other", "64M")]);
     daemon.announce("the volume is larger than configured and stays so");
     daemon.announce("could not resize the device of a volume");
-    daemon.announce("an attached volume is not served; its device waits");
+    daemon.announce("is attached but not served; its device waits");
     refused(&daemon, &["attach", "nothing"], "there is none");
     refused(&daemon, &["attach", "elsewhere/db"], "is called main, not elsewhere");
     refused(&daemon, &["attach", "db", "--logical-block", "1024"], "512 or 4096");
@@ -740,7 +740,7 @@ fn not_served() {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    daemon.announce("an attached volume is not served; its device waits");
+    daemon.announce("is attached but not served; its device waits");
     daemon.restart();
     let listed = daemon.json(&["attach", "list"]);
     assert!(listed["attachments"][0]["failure"].is_string(), "{listed}");

@@ -111,7 +111,7 @@ const AHEAD_MIN: Duration = Duration::from_secs(4);
 fn held() {
     let volumes = [("first", "64M"), ("second", "64M"), ("third", "64M")];
     let mut daemon = Daemon::started(SETTINGS, &volumes);
-    daemon.announce("an attached volume is not served; its device waits");
+    daemon.announce("is attached but not served; its device waits");
     let first = attach_volume(&daemon, "first", &[]);
     let others =
         [attach_volume(&daemon, "second", &[]), attach_volume(&daemon, "third", &["--nbd"])];

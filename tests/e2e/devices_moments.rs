@@ -73,7 +73,7 @@ fn twins() {
     // nevertheless.
     twin.argue(&["--take-over"]);
     twin.announce("this directory is a copy, or was restored");
-    twin.announce("an attached volume is not served; its device waits");
+    twin.announce("is attached but not served; its device waits");
     twin.announce("clients on other machines are refused");
     twin.announce("could not serve a device again");
     twin.announce(TAIL_LOST);

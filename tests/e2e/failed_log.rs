@@ -44,7 +44,7 @@ const ANNOUNCED: [&str; 9] = [
     "writes that were answered but never flushed may be gone",
     "clients on other machines are refused",
     "could not carry out a request",
-    "a log file could not be made",
+    "could not make a log file",
     "could not destage",
 ];
 

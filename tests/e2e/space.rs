@@ -136,7 +136,7 @@ fn a_full_cache_disk_degrades_speed_only() {
         assert!(connection.read(index * (256 << 10), 256 << 10) == pattern(index), "{index}");
     }
     let told = conditions(&daemon, "cache-shrunk");
-    assert!(told.len() == 1 && told[0]["what"].to_string().contains("is to have"), "{told:?}");
+    assert!(told.len() == 1 && told[0]["what"].to_string().contains("should have"), "{told:?}");
     drop(connection);
     daemon.stop();
     daemon.fsck();

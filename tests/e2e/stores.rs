@@ -311,8 +311,8 @@ fn cut_off(bucket: &Bucket) -> (Proxy, Daemon) {
     loop {
         let status = daemon.json(&["status"]);
         let warnings = status["warnings"].to_string();
-        if warnings.contains("has not answered")
-            && warnings.contains("uploads to the store have failed")
+        if warnings.contains("could not ask the store who owns the pool")
+            && warnings.contains("could not upload to the store")
         {
             assert!(status["tier"]["upload_failure"].is_string(), "{status}");
             return (proxy, daemon);
