@@ -3,6 +3,10 @@
 //! Invariants:
 //! - [`ErrorKind`] tells the caller what to do; the context and the source tell a person why.
 //! - The source is kept as an error, never formatted into a string.
+//! - A context is a bare verb and its object ("open log /dir"), or a sentence with the object as its
+//!   subject ("the passphrase file is empty"). It never begins with "could not": the code that
+//!   prints the chain states the failure. A log line reads "could not VERB OBJECT" and has the chain
+//!   in its field `error`; the command line prints `spindle: ` and then the chain, unchanged.
 
 use std::error::Error as StdError;
 use std::fmt;
