@@ -401,7 +401,7 @@ impl<E: Exports> Server<E> {
                     },
                     Err(error) => {
                         if is_shortage(&error) {
-                            let remedy = "look at the limits of the process (open files, memory)";
+                            let remedy = "check the limits of the process (open files, memory)";
                             refusals.add(&format!("could not accept one: {error}"), remedy);
                         }
                         // An immediate retry would spin.

@@ -537,7 +537,7 @@ async fn link<B: Backend>(
             Err(Unconnected::Gone(error)) => {
                 tracing::warn!(
                     device = %device.display(), error = %error.chain(),
-                    "a device was disconnected and is not served any more"
+                    "a device was disconnected and is no longer served"
                 );
                 return;
             }

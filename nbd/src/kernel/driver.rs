@@ -97,7 +97,7 @@ impl Driver {
         let what = "make an nbd device";
         let made_it = self.run(request, |attributes| attributes.u32(attribute::INDEX));
         let index = made_it.map_err(|failure| failure.of(what))?.ok_or_else(|| {
-            Error::new(ErrorKind::Io, format!("{what}: the kernel did not say which"))
+            Error::new(ErrorKind::Io, format!("{what}: the kernel did not name it"))
         })?;
         if identifier_of(index).as_deref() != Some(made.identifier) {
             let removed = self.disconnect(index);
@@ -140,7 +140,7 @@ impl Driver {
             Ok(_) => Ok(()),
             Err(Failure::Errno(Errno::INVAL)) => {
                 let what = format!(
-                    "reconfigure {}: it is not connected any more, or belongs to another",
+                    "reconfigure {}: it is no longer connected, or belongs to another process",
                     block_path(index).display()
                 );
                 Err(Error::new(ErrorKind::NotFound, what))
