@@ -113,7 +113,7 @@ impl Control {
                 Ok(Some(Info::decode(info.try_into().expect("the slice has that length"))))
             }
             Err(Errno::NODEV | Errno::NOENT) => Ok(None),
-            Err(errno) => Err(failed(&format!("look at ublk device {device}"), errno)),
+            Err(errno) => Err(failed(&format!("query ublk device {device}"), errno)),
         }
     }
 
@@ -164,7 +164,7 @@ impl Control {
     pub(crate) fn end_recovery(&mut self, device: u32) -> Result<()> {
         let pid = u64::from(std::process::id());
         self.run(command::END_USER_RECOVERY, device, pid)
-            .map_err(|errno| failed(&format!("go on with ublk device {device}"), errno))
+            .map_err(|errno| failed(&format!("resume ublk device {device}"), errno))
     }
 
     /// Changes the size known to the kernel, in sectors, while the device is in use.

@@ -66,8 +66,9 @@ pub(crate) async fn read_ends(device: &impl BlockDevice, wait: Duration) -> Resu
     };
     tokio::time::timeout(wait, reads).await.map_err(|_| {
         let what = format!(
-            "make a ublk device: where its table of partitions may be could not be read within {} s, and this \
-             kernel (before Linux 6.19) must not wait for it; try again when the store answers",
+            "make a ublk device: could not read where its table of partitions may be within {} s, \
+             and this kernel (before Linux 6.19) must not wait for it; try again when the store \
+             answers",
             wait.as_secs()
         );
         Error::new(ErrorKind::Unavailable, what)
