@@ -167,7 +167,7 @@ pub(crate) fn read_header(
         return refuse(ErrorKind::Fenced, &why);
     }
     if header.file_bytes() != Some(length) {
-        return refuse(ErrorKind::Corrupt, "its length is not what its header says");
+        return refuse(ErrorKind::Corrupt, "its length differs from its header");
     }
     Ok(header)
 }

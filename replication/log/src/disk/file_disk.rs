@@ -209,9 +209,10 @@ fn read_made(dir: &Path) -> Result<Option<u32>> {
             return Error::with_source(ErrorKind::Unsupported, what, e);
         }
         let what = format!(
-            "open the write log: {} is damaged, which says how many files the log has; without it a missing \
-             one, and the writes that only that has, are not missed. Bring it back; or, only where all files \
-             are there ({} are), delete it: it holds nothing but their number. Nothing was changed",
+            "open the write log: {} is damaged, which holds the number of the log's files; without \
+             it, a missing file and its writes would go unnoticed. Bring it back; or, only if all \
+             files are there ({} are), delete it: it holds nothing but their number. Nothing was \
+             changed",
             path.display(),
             ring_file_count(dir)
         );

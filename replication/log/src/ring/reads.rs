@@ -87,9 +87,10 @@ impl<'a> Reads<'a> {
             return Ok(());
         }
         let what = format!(
-            "open the write log: the disk does not read more than {BLOCKS_MAX} blocks of {BLOCK_BYTES} bytes, the \
-             last one in {} at offset {}. Nothing was changed. Bring the disk back, or copy the log's directory to \
-             another disk with a tool that goes on past errors, and keep the original",
+            "open the write log: the disk does not read more than {BLOCKS_MAX} blocks of \
+             {BLOCK_BYTES} bytes, the last one in {} at offset {}. Nothing was changed. Bring the \
+             disk back, or copy the log's directory to another disk with a tool that continues \
+             past errors, and keep the original",
             self.name(slot),
             block * BLOCK_BYTES as u64
         );

@@ -204,10 +204,11 @@ impl<'a> Scan<'a> {
         Error::new(
             ErrorKind::Corrupt,
             format!(
-                "open the write log: the disk does not read {name} at offset {} or behind, where the batch after LSN \
-                 {} may be, and nothing else tells whether that was acknowledged. Nothing was changed. Keep this \
-                 log: {}. Try again, as the disk may read it later; or copy {name} to a healthy disk with a tool \
-                 that goes on past errors, keep the original, and start with the copy, which then ends where bytes \
+                "open the write log: the disk does not read {name} at offset {} or behind, where \
+                 the batch after LSN {} may be, and nothing else tells whether that batch was \
+                 acknowledged. Nothing was changed. Keep this log: {}. Try again, as the disk may \
+                 read it later; or copy {name} to a healthy disk with a tool that continues past \
+                 errors, keep the original, and start with the copy, which then ends where bytes \
                  are missing unless the log shows that they were flushed",
                 at.offset,
                 walk.last_lsn(),
@@ -302,9 +303,9 @@ impl<'a> Scan<'a> {
         Error::new(
             ErrorKind::Corrupt,
             format!(
-                "open the write log: the data tier holds entries up to {}, the log begins with entry \
-                 {}: what lies between is missing (was the store rolled back, or is this the log of a \
-                 later store?). Nothing was changed. Keep this log: {}",
+                "open the write log: the data tier holds entries up to {}, the log begins with \
+                 entry {}: the entries between are missing (was the store rolled back, or is this \
+                 the log of a later store?). Nothing was changed. Keep this log: {}",
                 self.args.destaged, oldest.first_lsn, self.walk.seen.contents
             ),
         )
