@@ -157,8 +157,8 @@ impl Chain {
     /// The error for an object that exists but is missing from listings.
     pub fn unlisted(&self, number: u64) -> Error {
         let what = format!(
-            "list {}/: the listing lacks {}, which is there: what the store lists is wrong, and \
-             nothing is done on the strength of it. Check the store, or the proxy in front of it",
+            "list {}/: the listing lacks {}, which is there. Listings of this store are wrong, so \
+             spindle does not act on them; check the store, or the proxy in front of it",
             self.prefix,
             self.name(number)
         );

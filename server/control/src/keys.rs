@@ -422,7 +422,7 @@ impl KeyRing {
     /// Deletes the rings that the old secret opens.
     async fn revoke(&self) -> Result<()> {
         self.chain.delete_below(self.body.number).await.map_err(|error| {
-            error.context("the new key is in force, but the old key ring was not deleted")
+            error.context("the new key is in force, but the old key ring is still there")
         })
     }
 
@@ -470,7 +470,10 @@ impl KeyRing {
         let next = KeyRing { chain: self.chain.clone(), body, data_keys: self.data_keys.clone() };
         let number = next.body.number;
         let unknown = |error: Error| {
-            error.context("it is not known whether the key was changed: the old or the new opens")
+            error.context(
+                "the key may or may not have changed, so either the old or the new one opens the \
+                 pool",
+            )
         };
         if next.chain.create(number, &next.sealed()?).await.map_err(unknown)? == Created::Lost {
             return Err(Error::new(
@@ -481,7 +484,10 @@ impl KeyRing {
         let bytes = next.chain.read_back(number).await.map_err(unknown)?;
         let proven = open_bytes(next.chain.clone(), number, &bytes, material).await?;
         if proven.body != next.body {
-            return Err(corrupt(&next.chain.name(number), "it is not what was written"));
+            return Err(corrupt(
+                &next.chain.name(number),
+                "it differs from the ring that was written",
+            ));
         }
         self.body = next.body;
         Ok(())
@@ -576,8 +582,8 @@ fn check_strength(material: &Material) -> Result<()> {
             Some(oddity) => Err(Error::new(
                 ErrorKind::Invalid,
                 format!(
-                    "the {kind} {oddity}: whoever types it later will not; take that out, and try again (nothing was \
-                     changed)"
+                    "the {kind} {oddity}, which is easily left out when it is typed later; take \
+                     that out, and try again (nothing was changed)"
                 ),
             )),
             None => Ok(()),

@@ -402,9 +402,9 @@ fn check_available(node: &NodeDir, pool: Uuid, previous: &Manifest, take_over: b
         let what = format!(
             "pool {name} was opened from a copy of the directory {}, by {}, or this directory is \
              the copy (moved, or restored from a backup). Stop that process if it still runs, and \
-             use the directory that it served where there is one. --take-over goes on from this \
-             one: it fences the other, whose clients get errors, and gives up what was written \
-             since the copy was made and is not in the store",
+             use the directory that it served, if there is one. --take-over continues from this \
+             one: it fences the other, whose clients get errors, and gives up the writes since the \
+             copy was made that are not in the store",
             node.path().display(),
             previous.owner
         );
@@ -430,8 +430,8 @@ fn check_not_removed(name: &str, previous: Option<&Manifest>, terms: Terms) -> R
         Some((previous, at)) if previous.is_purging => (
             ErrorKind::NotFound,
             format!(
-                "it was removed at {}, and its purge has begun, so it cannot be restored; \
-                 `spindle pool purge` deletes what is left",
+                "it was removed at {}, and its purge has begun, so it cannot be restored; `spindle \
+                 pool purge` deletes the rest",
                 quantities::utc(at)
             ),
         ),

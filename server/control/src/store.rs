@@ -269,8 +269,8 @@ impl Store {
         };
         if let Some(proxy) = self.proxy.as_ref().filter(|_| reason != Reason::Exists) {
             context += &format!(
-                ". Requests go through the proxy {proxy}; where the store is to be asked without it, \
-                 name its host in NO_PROXY"
+                ". Requests go through the proxy {proxy}; to reach the store without it, name its \
+                 host in NO_PROXY"
             );
         }
         Error::with_source(reason.kind(), context, Cause(error))

@@ -338,7 +338,9 @@ async fn a_copied_directory_does_not_pass_for_the_original() {
     let error = acquire(&store, &b, false).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     let said = error.to_string();
-    for words in ["from a copy of", "or this directory is the copy", "a backup", "gives up what"] {
+    for words in
+        ["from a copy of", "or this directory is the copy", "a backup", "gives up the writes"]
+    {
         assert!(said.contains(words), "it does not say {words:?}: {said}");
     }
     owner.check().await.unwrap();
