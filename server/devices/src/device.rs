@@ -65,7 +65,9 @@ pub(crate) struct Statistics {
 pub(crate) fn check(driver: Driver) -> Result<()> {
     match driver {
         Driver::Ublk => ublk::check().map_err(|error| match error.kind() {
-            ErrorKind::Unsupported => error.context("a kernel that has nbd can do with `--nbd`"),
+            ErrorKind::Unsupported => {
+                error.context("use the ublk driver (or attach with `--nbd`, if the kernel has nbd)")
+            }
             _ => error,
         }),
         Driver::Nbd => nbd::kernel::check(),

@@ -34,8 +34,8 @@ pub(crate) fn check_unused(what: &str, path: &Path) -> Result<()> {
     }
     if !becomes_idle(path) {
         let what = format!(
-            "{what}: {} is in use: data written before it was closed is still on its way \
-             (`spindle status` shows whether the log has room); try again, or use --force, and that is lost",
+            "{what}: {} is in use: data written before it was closed is still on its way (`spindle \
+             status` shows whether the log has room); try again, or use --force, which loses it",
             path.display()
         );
         return Err(Error::new(ErrorKind::Busy, what));

@@ -49,9 +49,10 @@ pub fn check(places: &[PathBuf]) -> Result<()> {
         let Ok(place) = std::path::absolute(place) else { continue };
         if let Some(device) = search.below(&place, 0) {
             let what = format!(
-                "open {}: it lies on {1}, which no daemon serves now, and would be waited for. Start the daemon of that \
-                 device first; if that is to be this one, it can never be: keep its directory, cache, store and keys off \
-                 its own devices (`spindle attach --cleanup {1}` removes the device, and its users get errors)",
+                "open {}: it lies on {1}, which no daemon serves now, so that the open would wait. \
+                 Start the daemon of that device first; if that is this daemon, it can never \
+                 start: keep its directory, cache, store and keys off its own devices (`spindle \
+                 attach --cleanup {1}` removes the device, and its users get errors)",
                 place.display(),
                 device.display()
             );

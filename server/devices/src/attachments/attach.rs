@@ -111,7 +111,8 @@ impl<V: Volumes> Attachments<V> {
         if blocking(move || device::is_there(&asked)).await.unwrap_or(true) {
             // The driver still has it, so it must be found again.
             error = error.context(
-                "the kernel keeps a part of the device; attach the volume again, or give it up with `spindle detach --force`",
+                "make a device, of which the kernel keeps a part (attach the volume again, or give \
+                 the device up with `spindle detach --force`)",
             );
             let reservation = Some(reservation);
             let state = AttachedState::Failed { error: error.clone(), reservation, is_ours: true };

@@ -65,7 +65,8 @@ impl<V: Volumes> Attachments<V> {
         if let Err(error) = self.write(live) {
             // The list still names it, and the next daemon would create the device again.
             let error = error.context(format!(
-                "detach volume {name}: its device is gone, and that could not be written down; try again"
+                "detach volume {name}: its device is gone, but the list of devices still names it; \
+                 try again"
             ));
             live.insert(id, gone.failed(&error));
             return Err(error);

@@ -239,8 +239,8 @@ impl<V: Volumes> Attachments<V> {
             Some(attached) => Ok(self.info(attached, true).await),
             None => {
                 let what = format!(
-                    "attach volume {name}: its old device was of no use any more, and is gone; attach it \
-                     once more"
+                    "attach volume {name}: its old device had become unusable, and is gone; attach \
+                     it once more"
                 );
                 Err(Error::new(ErrorKind::Unavailable, what))
             }

@@ -62,7 +62,8 @@ impl<V: Volumes> Attachments<V> {
                     .to_owned(),
             ),
             Err(error) => Some(format!(
-                "its device keeps its size until it is detached and attached: {}",
+                "could not resize its device, which keeps its size until it is detached and \
+                 attached: {}",
                 error.chain()
             )),
         }

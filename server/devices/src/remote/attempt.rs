@@ -59,7 +59,7 @@ impl Attempt {
 pub(super) async fn choose(target: &Target, path: &Path) -> Result<Uuid> {
     if let Some(Attempt::Over(before)) = Attempt::read(path) {
         let ended = end_recorded(target, before, path).await;
-        ended.map_err(|error| error.context("end what was attached before"))?;
+        ended.map_err(|error| error.context("end the earlier attachment"))?;
     }
     begin(path)
 }
@@ -173,7 +173,7 @@ mod tests {
         let first = choose(&target, &path).await.unwrap();
         end_recorded(&target, first, &path).await.expect_err("nobody answers");
         let error = choose(&target, &path).await.expect_err("nobody answers");
-        assert!(error.chain().to_string().contains("end what was attached before"), "{error:?}");
+        assert!(error.chain().to_string().contains("end the earlier attachment"), "{error:?}");
         assert_eq!(Attempt::read(&path), Some(Attempt::Over(first)), "it is told again");
         let listener = tokio::net::TcpListener::bind(address).await.unwrap();
         let (next, ()) = tokio::join!(choose(&target, &path), answer_once(listener));

@@ -68,8 +68,9 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
     Ok(match end(&target, attachment).await {
         Ok(()) => format!("{target} is detached"),
         Err(error) => format!(
-            "{target} is detached here; the server was not told ({}): detach it once more when the server \
-             answers, or run `spindle detach --force {}` there before another machine attaches it",
+            "{target} is detached here, but the server does not know it ({}): detach it once more \
+             when the server answers, or run `spindle detach --force {}` there before another \
+             machine attaches it",
             error.chain(),
             target.export
         ),
