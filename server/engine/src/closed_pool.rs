@@ -59,7 +59,8 @@ impl ClosedPool {
         let mut records = Vec::new();
         for (id, bytes) in self.tier.volume_records() {
             let record = VolumeRecord::decode(&bytes);
-            let record = record.map_err(|error| error.context(format!("look at volume {id}")))?;
+            let record =
+                record.map_err(|error| error.context(format!("read the record of volume {id}")))?;
             if record.state != VolumeState::Purged {
                 records.push(record);
             }
@@ -73,8 +74,9 @@ impl ClosedPool {
     /// `Corrupt` for a record that cannot be read.
     pub fn snapshot_records(&self) -> Result<BTreeMap<(u32, Lsn), SnapshotRecord>> {
         let decode = |(volume, lsn, bytes): (VolumeId, Lsn, bytes::Bytes)| {
-            let record = SnapshotRecord::decode(&bytes)
-                .map_err(|error| error.context(format!("look at a snapshot of volume {volume}")))?;
+            let record = SnapshotRecord::decode(&bytes).map_err(|error| {
+                error.context(format!("read a snapshot record of volume {volume}"))
+            })?;
             Ok(((volume.0, lsn), record))
         };
         self.tier.snapshots().into_iter().map(decode).collect()

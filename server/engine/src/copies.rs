@@ -344,8 +344,9 @@ impl Copies {
             (is_within(&wanted, &own), others.iter().any(is_it))
         });
         let looked = looked.await;
-        let (is_own, is_there) = looked
-            .map_err(|error| Error::with_source(ErrorKind::Io, "look where copies are", error))?;
+        let (is_own, is_there) = looked.map_err(|error| {
+            Error::with_source(ErrorKind::Io, "compare the places of copies", error)
+        })?;
         if is_own {
             let what =
                 format!("copy to {url}: it is in the pool's own prefix; a copy is to survive that");
@@ -542,9 +543,10 @@ fn same_place(one: &str, other: &str) -> bool {
 
 fn put_back(url: &str, newest: &StateRecord) -> Error {
     let what = format!(
-        "copy to {url}: it has state {} of {}, which this pool has not made, or does not remember: the pool was put back to an \
-         earlier state. Nothing is copied there any more, and what is there stays: restore from it what you miss, end it \
-         with `spindle copy rm`, and copy to an empty prefix",
+        "copy to {url}: it has state {} of {}, which this pool has not made, or does not remember: \
+         the pool was put back to an earlier state. Nothing more is copied there, and its contents \
+         stay: restore missing data from it, end it with `spindle copy rm`, and copy to an empty \
+         prefix",
         newest.number,
         block::quantities::utc(newest.as_of)
     );

@@ -489,8 +489,8 @@ async fn catch_up(shared: &Shared, volume: VolumeId, gives_way: bool) -> Result<
             // Later writes may cover the damaged data.
             Err(error) if is_damage(&error) && !part.rest.is_empty() => {
                 if bytes_max == u64::MAX {
-                    let what = "what was written later may cover it, but there is a snapshot of the \
-                                time before, which shows it: it would have to be removed";
+                    let what = "later writes may cover it, but a snapshot from before them shows \
+                                it, and would have to be removed";
                     return Err(error.context(what));
                 }
                 let is_more = part.rest.len() < left_count;

@@ -24,7 +24,8 @@ pub fn check_free_name(name: &str) -> Result<()> {
 /// `Invalid` if it is one.
 pub fn check_not_reserved(name: &str) -> Result<()> {
     if name == LIST {
-        let what = "`spindle attach list` shows what is attached, so no volume is called list; choose another name";
+        let what = "`spindle attach list` is a command, so no volume may be called list; choose \
+                    another name";
         return Err(Error::new(ErrorKind::Invalid, what));
     }
     Ok(())

@@ -345,7 +345,7 @@ impl Pool {
                 if size_bytes < record.size_bytes && !may_shrink {
                     let what = format!(
                         "resize volume {name}: {size_bytes} is less than its {} bytes and would \
-                         destroy what lies past it; say --shrink if that is meant",
+                         destroy the data past it; use --shrink if you mean it",
                         record.size_bytes
                     );
                     return Err(Error::new(ErrorKind::Denied, what));

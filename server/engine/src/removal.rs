@@ -147,8 +147,8 @@ async fn purge_store(
         PoolPurged { name: manifest.name, pool: manifest.pool, object_count: 0, object_bytes: 0 };
     if let Err(error) = delete_all(store, manifest.number, &mut purged).await {
         let what = format!(
-            "purge pool {}: cut short after {} objects; it cannot be restored any more. Run \
-             `spindle pool purge` again once the cause is gone",
+            "purge pool {}: cut short after {} objects; it can no longer be restored. Run `spindle \
+             pool purge` again once the cause is gone",
             purged.name, purged.object_count
         );
         return Err(Error::with_source(error.kind(), what, error));
@@ -287,8 +287,8 @@ async fn delete_folder(
         }
     }
     let what = format!(
-        "delete what is below {folder}/: there is something new each time. Stop what still writes to \
-         {}",
+        "delete what is below {folder}/: new objects appear each time. Stop the program that still \
+         writes to {}",
         store.url()
     );
     Err(Error::new(ErrorKind::Busy, what))

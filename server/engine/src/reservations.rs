@@ -660,8 +660,8 @@ impl Users {
 
 fn fenced(name: &str) -> Error {
     let what = format!(
-        "open export {name:?}: the attachment of this client was ended on the server; unmount what uses \
-         its device, and attach anew"
+        "open export {name:?}: the attachment of this client was ended on the server; unmount the \
+         file systems on its device, and attach again"
     );
     Error::new(ErrorKind::Fenced, what)
 }

@@ -620,8 +620,8 @@ async fn is_newest(target: &Target, key: &PoolKey, origin: &Origin) -> Result<bo
 
 fn not_kept(origin: &Origin) -> Error {
     let what = format!(
-        "restore from {}: state {}, with which this restore was begun, is not kept there any more; choose another \
-         --store and --dir",
+        "restore from {}: state {}, with which this restore was begun, is no longer kept there; \
+         choose another --store and --dir",
         origin.url, origin.state.number
     );
     Error::new(ErrorKind::NotFound, what)

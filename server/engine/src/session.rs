@@ -77,7 +77,8 @@ impl Attachment {
     fn pass_change(&self) -> Result<Option<PermitUse<'_>>> {
         if self.is_reader {
             let what = format!(
-                "change volume {}: it was read-only when this client connected; connect anew to write",
+                "change volume {}: it was read-only when this client connected; connect again to \
+                 write",
                 self.volume.record().name
             );
             return Err(Error::new(ErrorKind::Denied, what));

@@ -272,8 +272,9 @@ impl Shared {
 /// The error for sectors whose data is lost.
 pub(crate) fn lost(volume: VolumeId, start_sector: u64, sector_count: u64, lsn: Lsn) -> Error {
     let what = format!(
-        "read volume {volume}: {sector_count} sectors from sector {start_sector} are lost: what LSN \
-         {lsn} wrote there was damaged in the write log before the store had it; write them anew"
+        "read volume {volume}: {sector_count} sectors from sector {start_sector} are lost: the \
+         data that LSN {lsn} wrote there was damaged in the write log before the store had it; \
+         write them again"
     );
     Error::new(ErrorKind::Corrupt, what)
 }

@@ -541,7 +541,9 @@ impl Target {
         let bytes =
             seal_document(key, HEAT, &HeatBody { format: Format::CURRENT, pool, segments })?;
         let put = self.store.control().put(&ObjectPath::from(HEAT), bytes.into()).await;
-        put.map(drop).map_err(|error| self.store.explain("write what is read most", error))
+        put.map(drop).map_err(|error| {
+            self.store.explain("write the list of the data that is read most", error)
+        })
     }
 
     /// Reads the list of data that is read most. A damaged list is ignored, since it is only a
@@ -551,7 +553,8 @@ impl Target {
     /// Errors reading the store.
     pub(crate) async fn heat(&self, key: &PoolKey, pool: Uuid) -> Result<Vec<(u64, u32)>> {
         let read = async || -> Result<HeatBody> {
-            let failed = |error| self.store.explain("read what is read most", error);
+            let failed =
+                |error| self.store.explain("read the list of the data that is read most", error);
             let got = self.store.control().get(&ObjectPath::from(HEAT)).await.map_err(failed)?;
             if got.meta.size > HEAT_BYTES_MAX {
                 return Err(corrupt(HEAT, "it is too long"));

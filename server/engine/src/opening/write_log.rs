@@ -125,9 +125,9 @@ fn has_ring(log_dir: &Path) -> Result<bool> {
 /// Advice for a log that is gone or lacks its end. The caller must also say what `log_dir` holds.
 pub(super) fn giving_up_the_log(dir: &Path, log_dir: &Path) -> String {
     format!(
-        "Bring the newest log back. Only where it is gone for good, and its writes are given up, move {} away \
-         and delete {}, which is an empty mark; what was moved holds writes that nothing else may hold, so \
-         keep it",
+        "Bring the newest log back. Only if it is gone for good, and you give its writes up, move \
+         {} away and delete {}, which is an empty mark; keep the moved log, which may hold writes \
+         that exist nowhere else",
         log_dir.display(),
         dir.join(LOG_MADE).display()
     )

@@ -153,8 +153,10 @@ impl Pool {
         let since = self.shared.append_record(&record).await?;
         let destaged = self.shared.wait_destaged_of(volume.id(), since);
         tokio::time::timeout(HELD_MAX, destaged).await.map_err(|_| {
-            let what =
-                format!("the store has not got the last writes in {HELD_MAX:?}; it stays as it is");
+            let what = format!(
+                "the store did not receive the last writes within {HELD_MAX:?}; the volume stays \
+                 as it is"
+            );
             Error::new(ErrorKind::Unavailable, what)
         })??;
         record.size_bytes = size_bytes;

@@ -77,14 +77,16 @@ impl Pool {
             let lsn = self.shared.log.flush().await?;
             let destaged = tokio::time::timeout(STORE_PATIENCE, self.shared.wait_destaged(lsn));
             destaged.await.map_err(|_| {
-                let what = format!("the store has not heard of it in {STORE_PATIENCE:?}");
+                let what =
+                    format!("the store did not record the removal within {STORE_PATIENCE:?}");
                 Error::new(ErrorKind::Unavailable, what)
             })??;
             self.destroy_keys(&BTreeSet::from([key])).await
         };
         destroyed.await.map_err(|error| {
             error.context(format!(
-                "erase volume {name}: it is removed, but its key may be there still; repeat the command"
+                "erase volume {name}: it is removed, but its key may still exist; repeat the \
+                 command"
             ))
         })?;
         tracing::info!(

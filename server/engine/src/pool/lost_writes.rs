@@ -36,10 +36,12 @@ impl LostWrites {
                 "the machine stopped while writes were answered ahead of stable storage"
             }
             LostWrites::TakeOver => {
-                "the pool was taken over, and what its owner had not copied to the store is not here"
+                "the pool was taken over, and the writes that its owner had not copied to the \
+                 store are not here"
             }
             LostWrites::LostLog => {
-                "the write log of this directory is gone, with what the store did not hold yet"
+                "the write log of this directory is gone, with the writes that the store did not \
+                 hold yet"
             }
             LostWrites::FailedLog => "the disk of the write log failed",
             LostWrites::Remount => {

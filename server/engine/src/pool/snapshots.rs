@@ -301,8 +301,8 @@ impl Pool {
             return Ok(());
         }
         let what = format!(
-            "make a snapshot of volume {name}: it is behind the others in the store, and has {count} spill files; \
-             `spindle status` says what to do"
+            "make a snapshot of volume {name}: it is behind the others in the store, and has \
+             {count} spill files; `spindle status` shows the remedy"
         );
         Err(Error::new(ErrorKind::Busy, what))
     }

@@ -15,8 +15,8 @@ impl Pool {
         let name = volume.record().name;
         if !is_meant {
             let what = format!(
-                "accept volume {name}: writes of it are missing. With --discard-local-writes it goes back \
-                 to what the store has, and they are lost for good"
+                "accept volume {name}: writes of it are missing. With --discard-local-writes it \
+                 goes back to its state in the store, and they are lost for good"
             );
             return Err(Error::with_source(ErrorKind::Invalid, what, closed));
         }

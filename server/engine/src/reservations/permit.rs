@@ -84,7 +84,8 @@ impl Permit {
         if !self.is_closed.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let what = "serve a request: its connection is over or was replaced, or its client is not attached any more";
+        let what = "serve a request: its connection is over or was replaced, or its client is no \
+                    longer attached";
         Err(Error::new(ErrorKind::Fenced, what))
     }
 

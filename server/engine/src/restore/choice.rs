@@ -109,7 +109,8 @@ pub(super) async fn choose(
         let [record] = &present[..] else {
             let names: Vec<String> = present.iter().map(|record| record.name.clone()).collect();
             let why = format!(
-                "--as {name} is a name for one volume, and these are to be restored: {}; choose one with --volume",
+                "--as {name} is a name for one volume, but the restore has several: {}; choose one \
+                 with --volume",
                 some_of(&names)
             );
             return refused(ErrorKind::Invalid, why);

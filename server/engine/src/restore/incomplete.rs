@@ -67,22 +67,24 @@ impl Restored {
     pub fn give_up_missing(&self, tier: &Tier) -> Result<String> {
         let url = &self.origin.url;
         if !tier.conditions().is_raised(ConditionKind::RestoreIncomplete, url) {
-            let what = "give up what the copy lacks: nothing is known to be missing there; `spindle status` says how far the \
-                 restore is";
+            let what = "give up missing segments: the copy is not known to lack any; `spindle \
+                        status` shows the progress of the restore";
             return Err(Error::new(ErrorKind::NotFound, what));
         }
         let state = &self.decision.0;
         let missing = state.missing.lock().clone();
         if missing.is_empty() {
-            let what = "give up what the copy lacks: it has everything, and does not send some of it; let the pool read it";
+            let what = "give up missing segments: the copy has all, but does not send some of \
+                        them; let the pool read it";
             return Err(Error::new(ErrorKind::NotFound, what));
         }
         let count = missing.len();
         *state.given_up.lock() = missing;
         state.wake.notify_one();
         Ok(format!(
-            "{count} segments that the copy {url} does not have are given up once everything else is here: reads of what \
-             they held are errors then; `spindle status` says how far the restore is"
+            "the pool gives up {count} segments that the copy {url} does not have, once everything \
+             else is here: reads of their data then fail; `spindle status` shows the progress of \
+             the restore"
         ))
     }
 

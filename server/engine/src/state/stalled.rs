@@ -300,10 +300,11 @@ pub(super) fn stalled_volumes_at_start(
         };
         let what = format!(
             "open volume {volume}: its writes from LSN {since} to {last} are only in spill files \
-             beside the write log of the machine that wrote them, and {} is not whole here ({}; {here}). \
-             Bring it back from that machine (there it is in DIR/log or DIR/log.superseded-…) and \
-             restart. Only where it is gone for good: `spindle volume accept-loss --discard-local-writes` takes the \
-             volume back to what the store has, without any of these writes",
+             beside the write log of the machine that wrote them, and {} is not whole here ({}; \
+             {here}). Bring it back from that machine (there it is in DIR/log or \
+             DIR/log.superseded-…) and restart. Only if it is gone for good: `spindle volume \
+             accept-loss --discard-local-writes` takes the volume back to its state in the store, \
+             without any of these writes",
             file.path.display(),
             file.why
         );
