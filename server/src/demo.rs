@@ -297,7 +297,7 @@ fn prove_read(client: &mut Client) -> Result<()> {
     let mut found = vec![0; PROOF_WRITE_BYTES];
     let differs = |offset| {
         let what =
-            format!("verify the demo volume: the bytes at {offset} are not what was written");
+            format!("verify the demo volume: the bytes at {offset} differ from those written");
         Err(Error::new(ErrorKind::Corrupt, what))
     };
     for index in 0..PROOF_WRITE_COUNT {

@@ -144,7 +144,9 @@ impl AdminPool {
         match attachments
             .and_then(|attachments| attachments.volumes().reservations().connections_of(id.0))
         {
-            Some(users) => error.context(format!("NBD connections have it open, of {users}")),
+            Some(users) => {
+                error.context(format!("NBD connections of {users} have the volume open"))
+            }
             None => error,
         }
     }

@@ -181,7 +181,8 @@ impl Pinned {
                 Ok(true) => (renewed_at, is_failing) = (unix_seconds_now(), false),
                 Ok(false) => {
                     let what = format!(
-                        "state {} of the copy is not kept there any more: its pin has ended, or was deleted; begin anew",
+                        "state {} of the copy is no longer kept there: its pin has ended, or was \
+                         deleted; open the copy again",
                         self.state.number
                     );
                     return Error::new(ErrorKind::NotFound, what);

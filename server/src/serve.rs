@@ -158,8 +158,8 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     }
     if wal::is_log_failure(&lost) {
         return Err(lost.context(format!(
-            "the disk of {} is to be looked at (space, cables, the kernel's log); then start spindle again, which finds \
-             out whether anything that was answered is gone, and tells which volumes it concerns",
+            "check the disk of {} (space, cables, the kernel's log), then start spindle again, \
+             which names the volumes that may have lost acknowledged writes",
             open.config.dir.join("log").display()
         )));
     }

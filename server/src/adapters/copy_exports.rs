@@ -130,7 +130,8 @@ impl Exports for CopyExports {
     async fn open(&self, name: &str, client: &Client) -> Result<Arc<CopyView>> {
         if client.reservation.is_some() {
             let what = format!(
-                "open export {name:?}: nobody can write a copy, so there is nothing to reserve; connect without a reservation"
+                "open export {name:?}: a copy is read-only, so there is nothing to reserve; \
+                 connect without a reservation"
             );
             return Err(Error::new(ErrorKind::Invalid, what));
         }

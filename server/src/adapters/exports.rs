@@ -118,9 +118,10 @@ impl Exports for PoolExports {
         let record = volume.record();
         if is_remote && record.has_lost_writes {
             let what = format!(
-                "open export {name:?}: writes that were answered may be gone since a reboot, a take-over, or a loss or \
-                 failure of the write log, and a client that goes on could find that out too late; unmount or restart \
-                 every client of before, then run `spindle volume accept-loss {}` on the server",
+                "open export {name:?}: writes that were answered may be gone since a reboot, a \
+                 take-over, or a loss or failure of the write log, and a client that continues \
+                 could notice it too late; unmount or restart every client from before, then run \
+                 `spindle volume accept-loss {}` on the server",
                 record.name
             );
             return Err(Error::new(ErrorKind::Denied, what));

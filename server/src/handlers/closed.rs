@@ -153,7 +153,9 @@ impl AdminHandler for ClosedPool {
             Request::Pool(PoolRequest::Status {}) => {
                 Ok(Reply::Status(Box::new(status_of(self).await?)))
             }
-            _ => Err(Error::new(ErrorKind::Invalid, "a pool that is only read is not changed")),
+            _ => {
+                Err(Error::new(ErrorKind::Invalid, "change the pool: it is open for reading only"))
+            }
         }
     }
 

@@ -35,8 +35,8 @@ pub(super) async fn handle(open: &OpenPool, request: KeyRequest) -> Result<Reply
 /// The configured key file, for a rotation without an explicit key source.
 fn key_file(open: &OpenPool) -> Result<PathBuf> {
     open.config.key_file.clone().ok_or_else(|| {
-        let what = "rotate the key: the pool is not opened by a key file; say what opens it from \
-                    now on (see `spindle key rotate --help`)";
+        let what = "rotate the key: the pool is not opened by a key file; name the new way to open \
+                    it (see `spindle key rotate --help`)";
         Error::new(ErrorKind::Invalid, what)
     })
 }

@@ -52,8 +52,7 @@ fn name_stalled(open: &OpenPool, error: Error) -> Error {
     }
     let names: Vec<String> = stalled.keys().map(|volume| name_of(open, *volume)).collect();
     error.context(format!(
-        "not everything of volume {} can be copied to the store; `spindle status` says why and what \
-         to do",
+        "copy all data of volume {} to the store (`spindle status` shows the cause and the remedy)",
         names.join(", ")
     ))
 }

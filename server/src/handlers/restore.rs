@@ -12,7 +12,7 @@ impl AdminPool {
         let RestoreRequest::GiveUpMissing {} = request;
         let restored = open.restored.as_ref().filter(|_| !*open.is_complete.borrow());
         let Some(restored) = restored.filter(|_| !self.is_offline) else {
-            let what = "give up what the copy lacks: no daemon is fetching this pool from a copy";
+            let what = "give up missing segments: no daemon is fetching this pool from a copy";
             return Err(Error::new(ErrorKind::Invalid, what));
         };
         Ok(Reply::Done { message: restored.give_up_missing(open.pool.tier())? })

@@ -25,7 +25,7 @@ pub(super) fn start_jobs(
     let watch = Job::new("ownership", "another owner of the pool is noticed late");
     let purge = Job::new("purge", "removed volumes stay after their time");
     let schedules = Job::new("snapshot schedules", "no snapshot is made or pruned by schedule");
-    let fetch = Job::new("hydration", "the restored pool goes on depending on its copy");
+    let fetch = Job::new("hydration", "the restored pool still depends on its copy");
     let look = Job::new("lookout", "some conditions that last are noticed late, or not at all");
     let reload = Job::new("certificates", "TLS certificates are not read again at SIGHUP");
     let stopped = || stop.subscribe();
