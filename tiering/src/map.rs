@@ -271,7 +271,7 @@ impl Map {
             return Err(error.clone());
         }
         writer.check()?;
-        let what = "the metadata database has ended and is being opened anew";
+        let what = "the metadata database has ended and is being opened again";
         match &state.health {
             Health::Ended(error) => {
                 Err(Error::with_source(ErrorKind::Unavailable, what, error.clone()))

@@ -200,7 +200,8 @@ impl Hydrator {
             let db = self.metadata.map.db();
             while hydration.fetch_segments(true).await? + hydration.fetch_tables().await? > 0 {}
             if !hydration.uncounted.is_empty() {
-                let what = "restore: what only the volumes named that were not restored is still being counted out";
+                let what = "restore: the data of the volumes that were not restored is still being \
+                            counted";
                 return Err(Error::new(ErrorKind::Unavailable, what));
             }
             if self.pool.seeded_bugs.complete_unsettled {
@@ -458,7 +459,8 @@ impl Hydration<'_> {
                     self.progress.damaged_count.fetch_add(1, Ordering::Relaxed);
                     tracing::error!(
                         object = %path, why,
-                        "a segment is damaged in the copy, and was taken as it is; `spindle fsck` says what it holds"
+                        "a segment is damaged in the copy, and was taken as it is; `spindle fsck` \
+                         names its data"
                     );
                     break object;
                 }

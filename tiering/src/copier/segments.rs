@@ -126,8 +126,9 @@ impl Copier {
             bytes += named.values().map(|record| u64::from(record.info.object_bytes)).sum::<u64>();
             let Some(next) = next else {
                 if is_any_excluded {
-                    let what = "copy the pool: it was restored from a copy of some volumes, and what that lacked on purpose \
-                                is not forgotten yet; a state without it is copied instead";
+                    let what = "copy the pool: it was restored from a copy of some volumes, and \
+                                still has records of the segments that this copy lacked on \
+                                purpose; a state without them is copied instead";
                     return Err(Error::new(ErrorKind::Unavailable, what));
                 }
                 return Ok((count, bytes));
@@ -255,8 +256,8 @@ impl Copier {
                     marked.await.map_err(|cause| target_error(format!("copy {path}"), cause))?;
                     tracing::error!(
                         object = %path, why,
-                        "a segment is damaged in the pool's store, and was copied as it is; `spindle fsck` says what \
-                         it holds"
+                        "a segment is damaged in the pool's store, and was copied as it is; \
+                         `spindle fsck` names its data"
                     );
                     is_damaged = true;
                     break object;
@@ -301,7 +302,8 @@ impl Copier {
         }
         tracing::error!(
             object = %info.object_path(),
-            "a segment is missing in the pool's store, and so in the copy; `spindle fsck` says what it held"
+            "a segment is missing in the pool's store, and so in the copy; `spindle fsck` names \
+             its data"
         );
         Ok(())
     }

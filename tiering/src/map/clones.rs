@@ -191,7 +191,7 @@ impl Map {
             Some(file) => {
                 let since = file.first_lsn;
                 let what = format!(
-                    "make a layer: the store lacks what volume {volume} was written since {since}"
+                    "make a layer: the store lacks writes of volume {volume} since {since}"
                 );
                 Err(Error::new(ErrorKind::Unavailable, what))
             }

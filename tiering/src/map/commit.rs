@@ -214,7 +214,7 @@ impl Writer {
         match &self.failed {
             Some(error) if error.kind() == ErrorKind::Fenced => Err(error.clone()),
             Some(error) => {
-                let what = "a commit has failed; the metadata database is being opened anew";
+                let what = "a commit has failed; the metadata database is being opened again";
                 Err(Error::with_source(ErrorKind::Unavailable, what, error.clone()))
             }
             None => Ok(()),

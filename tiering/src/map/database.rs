@@ -592,7 +592,7 @@ impl Database {
                 Error::with_source(ErrorKind::Fenced, what, error)
             }
             Some(_) if !matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Unavailable) => {
-                let what = "the metadata database has ended and is being opened anew";
+                let what = "the metadata database has ended and is being opened again";
                 Error::with_source(ErrorKind::Unavailable, what, error)
             }
             _ => error,

@@ -38,7 +38,7 @@ pub(super) fn decode_found(volume: VolumeId, bytes: &[u8]) -> Result<Found> {
         || Some(Found { block_count: u64_at(bytes, 1)?, duplicate_count: u64_at(bytes, 9)? });
     match read() {
         Some(found) if bytes.len() == FOUND_BYTES && bytes[0] == FOUND_VERSION => Ok(found),
-        _ => Err(keys::corrupt(&found_key(volume), "not what deduplication has found")),
+        _ => Err(keys::corrupt(&found_key(volume), "not a count of deduplication")),
     }
 }
 

@@ -76,7 +76,7 @@ impl Reclaim {
             let mut lists = asked.fingerprints.clone();
             if !Arc::ptr_eq(&seen, &reclaim.metadata.map.db()) {
                 reclaim.segments.leftovers.abandon(new);
-                let what = "reclaim segments: the metadata database was opened anew meanwhile";
+                let what = "reclaim segments: the metadata database was opened again meanwhile";
                 return Err(Error::new(ErrorKind::Unavailable, what));
             }
             let done = reclaim.metadata.map.repoint(&mut writer, asked).await;
@@ -179,7 +179,7 @@ fn moves_of(mut live: Vec<Live>, written: &Written) -> Result<Vec<Moved>> {
         }
     }
     if moved.iter().map(|one| one.block_count).sum::<u64>() != live_count {
-        let what = "reclaim segments: not everything that is live in them was written anew";
+        let what = "reclaim segments: not all of their live data was written again";
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
     Ok(moved)
