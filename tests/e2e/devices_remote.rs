@@ -255,7 +255,7 @@ fn fenced() {
         let said = daemon.command(&["detach", "--force", &uri]);
         assert!(Instant::now() < until, "it waits for a server that is away");
         let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        assert!(said.contains("the server was not told"), "{said}");
+        assert!(said.contains("the server does not know it"), "{said}");
         let _ = client.end();
         daemon.restart();
         refused(&daemon, &["attach", "db"], "it is attached to client");

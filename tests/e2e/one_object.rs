@@ -169,7 +169,7 @@ fn a_restored_pool_keeps_asking_for_what_its_copy_lacks_until_a_person_gives_it_
     std::fs::remove_file(&lost).expect("it is there");
     let mut daemon = restored(&source, &url, &[], &[]);
     daemon.announce("");
-    refused(&daemon, &["copy", "give-up-missing"], "nothing is known to be missing");
+    refused(&daemon, &["copy", "give-up-missing"], "is not known to lack any");
     wait_for("what is missing is named", || has_condition(&daemon, "restore-incomplete", &name));
     let is_complete = || daemon.json(&["status"])["restored"]["is_complete"] == true;
     // The copy still keeps the state.
