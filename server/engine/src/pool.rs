@@ -221,7 +221,10 @@ impl Pool {
             if !is_concerned(&record) {
                 continue;
             }
-            tracing::info!(volume = %record.name, why = cause.why(), "the volume has lost writes");
+            tracing::info!(
+                volume = %record.name, why = cause.why(),
+                "the volume may have lost writes"
+            );
             self.update_lost_writes(&volume, Some(epoch)).await?;
         }
         self.shared.log.settle_tail();

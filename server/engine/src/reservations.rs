@@ -219,8 +219,9 @@ impl Reservations {
                     volume = record.volume,
                     client = record.label,
                     is_old,
-                    "a client's attachment is over: the volume has lost writes that the client has \
-                     seen, or the list of clients is an older copy; the client has to attach again"
+                    "a client's attachment is over: the volume may have lost writes that the client \
+                     has seen, or the list of clients is an older copy; the client has to attach \
+                     again"
                 );
                 continue;
             }
