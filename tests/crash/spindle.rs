@@ -9,7 +9,7 @@ use crate::copies::{OF_COPIES, OF_PARTS, OF_RESTORED, OF_RESTORES};
 use crate::stalled::WITH_SPILL_FILES;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tests::daemon::{self, Daemon, SMALL};
+use tests::daemon::{self, Daemon, SMALL, SWITCHES};
 use tests::place::{binary, skip};
 use tests::seed::seeds;
 use tests::torture::{Plan, Totals, VolumePlan, torture};
@@ -256,9 +256,6 @@ const WHAT_IS_WRONG: &[&str] =
 /// Text with which the daemon itself reports wrong data: the log has released entries that the
 /// store lacks.
 const LOG_IS_AHEAD: (&str, &str) = ("overlay-dropped-early", "the store was rolled back");
-
-/// The variables that switch on the bugs and fail points of a build for tests.
-const SWITCHES: &[&str] = &["SPINDLE_SEEDED_BUGS", "SPINDLE_FAILPOINT"];
 
 #[test]
 fn a_binary_that_people_run_has_no_switch_to_break_it() {

@@ -27,6 +27,9 @@ pub const SMALL: &str = "memory = \"416MiB\"\n\
     [cache]\nsize = \"64MiB\"\n\
     [destage]\nmax_age = \"1s\"\nsegment_size = \"1MiB\"\n";
 
+/// The variables that switch on the bugs and fail points of a build for tests.
+pub const SWITCHES: &[&str] = &["SPINDLE_SEEDED_BUGS", "SPINDLE_FAILPOINT"];
+
 /// A daemon, running or not.
 pub struct Daemon {
     place: Place,
@@ -102,9 +105,13 @@ impl Daemon {
         self.environment.extend(owned);
     }
 
-    /// Uses another binary of the build, for example the one with fail points.
+    /// Uses another binary of the build. With the ordinary one, the variables that name seeded bugs
+    /// and fail points are removed: both may be the same program.
     pub fn use_binary(&mut self, name: &str) {
         self.binary = binary(name);
+        if name == "spindle" {
+            self.environment.retain(|(variable, _)| !SWITCHES.contains(&variable.as_str()));
+        }
     }
 
     /// Expects warnings and errors that contain this text.
