@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("nbd", &["block"]),
     ("ublk", &["block"]),
     ("wal", &["block"]),
+    ("replication", &["block"]),
     ("tiering", &["block"]),
     ("control", &["block", "tiering"]),
     ("engine", &["block", "control", "tiering", "wal"]),

@@ -50,7 +50,7 @@ macro_rules! seeded_bugs {
     (@read $names:ident, $name:literal, text) => { $crate::seeded_bugs::text_of($names, $name) };
     ($($(#[$doc:meta])* $field:ident: $name:literal $(= $kind:ident)?,)+) => {
         /// The seeded bugs that are switched on.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub(crate) struct SeededBugs {
             $($(#[$doc])* pub(crate) $field: $crate::seeded_bugs!(@type $($kind)?),)+
         }

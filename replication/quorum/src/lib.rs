@@ -1,0 +1,39 @@
+//! The protocol that keeps a pool's write log on several machines, as state machines without I/O.
+//! `docs/protocol.md` says what each message means and why no acknowledged write is lost.
+//!
+//! It owns the rules: what a member accepts, when a batch counts as acknowledged or flushed, which
+//! log a new owner continues, and how the members of a pool change. It refuses to know sockets,
+//! files, threads and the contents of a batch. Its callers bring messages, completions and the time,
+//! and do what it returns.
+//!
+//! Invariants:
+//! - A batch that is acknowledged is in the log of every later owner.
+//! - A member's document is on stable storage before an answer that depends on it leaves.
+//! - No machine reads a clock: the time comes in as an argument, from a monotonic clock of the node.
+//!
+//! ```text
+//! position  what identifies a batch     follower  a member's rules
+//! messages  what the machines exchange  owner     appends, quorum, lease
+//! log_index the positions in a log      take_over the choice of a log to continue
+//! quorum    who has to have a batch     model     all of it under a model checker (tests)
+//! ```
+#![deny(unsafe_code)]
+
+mod follower;
+mod log_index;
+mod messages;
+#[cfg(test)]
+mod model;
+mod owner;
+mod position;
+mod quorum;
+mod seeded_bugs;
+mod take_over;
+
+pub use follower::{Document, Effect, Follower, Proof};
+pub use log_index::LogIndex;
+pub use messages::{Answer, LeaseToken, Request};
+pub use owner::{Owner, Progress, Sending};
+pub use position::{Batch, Position};
+pub use quorum::{Configuration, MemberId, Quorums};
+pub use take_over::{Candidate, Decision};

@@ -1,0 +1,140 @@
+//! The messages between an owner or candidate and a member. Each carries the sender's epoch, and a
+//! member answers nothing of an epoch below its promise with anything but a refusal.
+
+use crate::follower::Proof;
+use crate::position::{Batch, Position};
+use block::Epoch;
+
+/// Names one sending of an owner, so that an answer tells when the owner had sent the request:
+/// nanoseconds of the owner's monotonic clock, which only the owner interprets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseToken(pub u64);
+
+/// From an owner or a candidate to a member.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Request {
+    /// Store these batches behind `previous`. Without batches it asks whether the member has
+    /// `previous`, and extends the lease.
+    Append {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Position of the batch before the first one.
+        previous: Position,
+        /// Consecutive batches.
+        batches: Vec<Batch>,
+        /// The owner has found everything that any member may have answered for, and a member that has
+        /// all batches up to this one lacks nothing of it, if this is still its run.
+        proven_at: Option<(u64, Position)>,
+        /// Put everything that is written on stable storage before answering.
+        is_sync: bool,
+        /// Comes back with the answer; `None` from a candidate, which has no lease.
+        lease: Option<LeaseToken>,
+    },
+    /// Accept nothing of an earlier epoch from now on.
+    Promise {
+        /// The candidate's epoch.
+        epoch: Epoch,
+    },
+    /// Send batches.
+    Read {
+        /// The candidate's epoch, which the member has promised.
+        epoch: Epoch,
+        /// Sequence of the batch before the first one.
+        after: u64,
+    },
+}
+
+impl Request {
+    /// Returns the sender's epoch.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        match self {
+            Request::Append { epoch, .. }
+            | Request::Promise { epoch }
+            | Request::Read { epoch, .. } => *epoch,
+        }
+    }
+}
+
+/// From a member to the sender of a request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Answer {
+    /// The member has every batch up to `written`, equal to the sender's.
+    Appended {
+        /// Epoch of the request.
+        epoch: Epoch,
+        /// Number of the member's run: see [`Document::run`](crate::Document::run).
+        run: u64,
+        /// Sequence of the last batch of the request, or of its predecessor without batches.
+        written: u64,
+        /// Highest sequence up to `written` that is on stable storage.
+        synced: u64,
+        /// Token of the request.
+        lease: Option<LeaseToken>,
+    },
+    /// The member has promised a later epoch: the sender is no owner and no candidate any more.
+    Superseded {
+        /// Epoch of the request.
+        epoch: Epoch,
+        /// The promise.
+        promised: Epoch,
+    },
+    /// The member has no batch at the position that the request names as predecessor.
+    Lacking {
+        /// Epoch of the request.
+        epoch: Epoch,
+        /// Number of the member's run: see [`Document::run`](crate::Document::run).
+        run: u64,
+        /// Sequence of the predecessor that it lacks.
+        sequence: u64,
+        /// Highest sequence at which both logs may be equal.
+        may_match: u64,
+        /// First sequence that the member could have: earlier ones were released.
+        start: u64,
+    },
+    /// The member accepts nothing of an earlier epoch.
+    Promised {
+        /// Epoch of the request.
+        epoch: Epoch,
+        /// Number of the member's run: see [`Document::run`](crate::Document::run).
+        run: u64,
+        /// Position of the newest batch, or of the one before the log's start.
+        tail: Position,
+        /// What of everything that the member ever answered for is certainly in its log.
+        proof: Proof,
+    },
+    /// Batches behind the one that was asked for; empty at the end of the log.
+    Batches {
+        /// Epoch of the request.
+        epoch: Epoch,
+        /// Position of the batch before the first one.
+        previous: Position,
+        /// Consecutive batches.
+        batches: Vec<Batch>,
+    },
+}
+
+impl Answer {
+    /// Returns the epoch of the request that it answers.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        match self {
+            Answer::Appended { epoch, .. }
+            | Answer::Superseded { epoch, .. }
+            | Answer::Lacking { epoch, .. }
+            | Answer::Promised { epoch, .. }
+            | Answer::Batches { epoch, .. } => *epoch,
+        }
+    }
+
+    /// Returns the member's run, or 0 for an answer that does not depend on it.
+    #[must_use]
+    pub fn run(&self) -> u64 {
+        match self {
+            Answer::Appended { run, .. }
+            | Answer::Lacking { run, .. }
+            | Answer::Promised { run, .. } => *run,
+            Answer::Superseded { .. } | Answer::Batches { .. } => 0,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The protocol in small worlds: the real machines, with every order of messages, losses,
+//! repetitions, crashes, reboots, take-overs and changes of members that the bounds allow.
+//!
+//! `MODEL_STATES` sets the number of states that each world explores at most.
+
+mod world;
+
+use self::world::{Bounds, World};
+use crate::seeded_bugs::SeededBugs;
+use stateright::{Checker, Model, Property};
+
+/// States of each world, about half of which are distinct, unless `MODEL_STATES` says otherwise.
+const STATES: usize = 1_200_000;
+/// States within which a seeded bug is found.
+const STATES_OF_A_BUG: usize = 6_000_000;
+
+struct Small {
+    bounds: Bounds,
+    seeded_bugs: SeededBugs,
+}
+
+impl Model for Small {
+    type State = World;
+    type Action = world::Action;
+
+    fn init_states(&self) -> Vec<World> {
+        vec![World::new(&self.bounds, self.seeded_bugs)]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<world::Action>) {
+        if world.wrong.is_none() {
+            world.actions(&self.bounds, actions);
+        }
+    }
+
+    fn next_state(&self, world: &World, action: world::Action) -> Option<World> {
+        let mut next = world.clone();
+        next.act(&self.bounds, self.seeded_bugs, action);
+        (next != *world).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("nothing wrong", |_, world: &World| world.wrong.is_none()),
+            // Without these the worlds would prove nothing.
+            Property::sometimes("an acknowledged write", |_, world: &World| world.has_write()),
+            Property::sometimes("a later owner", |small: &Small, world: &World| {
+                small.bounds.take_overs == 0 || world.is_taken_over()
+            }),
+        ]
+    }
+}
+
+/// Two owners of three members, whose processes crash at any moment.
+const CRASHES: Bounds = Bounds { take_overs: 2, crashes: 1, ..Bounds::NONE };
+/// Three owners in a network without faults: logs that diverge deeply.
+const DIVERGING: Bounds = Bounds { take_overs: 2, delays: 0, losses: 0, ..Bounds::NONE };
+/// Machines that lose what was not synced.
+const POWER: Bounds = Bounds { take_overs: 1, reboots: 2, is_forced: true, ..Bounds::NONE };
+/// A member that was wiped, and returns with nothing under another identity.
+const WIPED: Bounds = Bounds { take_overs: 1, wipes: 1, crashes: 1, changes: 1, ..Bounds::NONE };
+/// Changes of the members, with links of which the owner does not learn.
+const CHANGES: Bounds = Bounds { take_overs: 1, changes: 1, crashes: 1, ..Bounds::NONE };
+/// Leases, with an owner that is stopped and continues.
+const LEASES: Bounds = Bounds { take_overs: 1, ticks: 5, lease: 2, ..Bounds::NONE };
+/// One member that reboots while the owner lives, and then loses the owner.
+const AMNESIA: Bounds = Bounds { take_overs: 1, reboots: 1, repeats: 1, ..Bounds::NONE };
+
+const WORLDS: &[(&str, Bounds)] = &[
+    ("crashes", CRASHES),
+    ("diverging", DIVERGING),
+    ("power", POWER),
+    ("wiped", WIPED),
+    ("changes", CHANGES),
+    ("leases", LEASES),
+    ("amnesia", AMNESIA),
+];
+
+/// The same world with a network that delivers everything in order, which is explored more deeply.
+fn undisturbed(bounds: Bounds) -> Bounds {
+    Bounds { delays: 0, losses: 0, repeats: 0, crashes: 0, ..bounds }
+}
+
+fn explore(bounds: Bounds, seeded_bugs: SeededBugs, states: usize) -> impl Checker<Small> {
+    Small { bounds, seeded_bugs }.checker().target_state_count(states).threads(2).spawn_bfs().join()
+}
+
+fn states() -> usize {
+    std::env::var("MODEL_STATES").ok().and_then(|count| count.parse().ok()).unwrap_or(STATES)
+}
+
+#[test]
+fn no_order_of_events_loses_an_acknowledged_write() {
+    let mut sum = 0;
+    for (name, bounds) in WORLDS {
+        let checker = explore(*bounds, SeededBugs::default(), states());
+        sum += checker.unique_state_count();
+        println!(
+            "{name}: {} distinct states, {} steps deep",
+            checker.unique_state_count(),
+            checker.max_depth()
+        );
+        if let Some(path) = checker.discovery("nothing wrong") {
+            let wrong = path.last_state().wrong;
+            panic!("{name}: {wrong:?} after {:#?}", path.into_actions());
+        }
+        for sometimes in ["an acknowledged write", "a later owner"] {
+            assert!(checker.discovery(sometimes).is_some(), "{name}: there never was {sometimes}");
+        }
+    }
+    println!("{sum} distinct states");
+}
+
+#[test]
+fn seeded_bugs_are_found() {
+    let of = |bug: fn(&mut SeededBugs)| {
+        let mut seeded_bugs = SeededBugs::default();
+        bug(&mut seeded_bugs);
+        seeded_bugs
+    };
+    let all = [
+        ("promise-not-kept", CRASHES, of(|bugs| bugs.promise_not_kept = true)),
+        ("promise-not-stored", CRASHES, of(|bugs| bugs.promise_not_stored = true)),
+        ("amnesiac-votes", undisturbed(AMNESIA), of(|bugs| bugs.amnesiac_votes = true)),
+        ("tail-by-length", DIVERGING, of(|bugs| bugs.tail_by_length = true)),
+        ("opening-over-tail", CRASHES, of(|bugs| bugs.opening_over_tail = true)),
+        (
+            "unrecorded-configuration",
+            undisturbed(CHANGES),
+            of(|bugs| bugs.unrecorded_configuration = true),
+        ),
+        ("read-without-lease", LEASES, of(|bugs| bugs.read_without_lease = true)),
+        ("own-promise-unseen", LEASES, of(|bugs| bugs.own_promise_unseen = true)),
+        ("own-sync-is-commit", undisturbed(POWER), of(|bugs| bugs.own_sync_is_commit = true)),
+    ];
+    for (name, bounds, seeded_bugs) in all {
+        let checker = explore(bounds, seeded_bugs, STATES_OF_A_BUG);
+        let path = checker.discovery("nothing wrong");
+        let path = path.unwrap_or_else(|| {
+            panic!("{name} goes unnoticed in {} states", checker.unique_state_count())
+        });
+        let wrong = path.last_state().wrong.expect("the property says so");
+        println!(
+            "{name}: {wrong}, after {} steps, {} states",
+            path.into_actions().len(),
+            checker.unique_state_count()
+        );
+    }
+}

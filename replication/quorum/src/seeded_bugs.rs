@@ -1,0 +1,22 @@
+//! Bugs put into the protocol on purpose, so that the model can show that it finds them.
+
+block::seeded_bugs! {
+    /// A member answers a promise without keeping it: recovery reads that do not fence.
+    promise_not_kept: "promise-not-kept",
+    /// A member keeps its promise in memory only.
+    promise_not_stored: "promise-not-stored",
+    /// A member whose log may lack something says that it lacks nothing.
+    amnesiac_votes: "amnesiac-votes",
+    /// A candidate takes the longest log instead of the one with the latest epoch.
+    tail_by_length: "tail-by-length",
+    /// A new owner's first batch takes the place of the last one that it found.
+    opening_over_tail: "opening-over-tail",
+    /// An owner acknowledges by the members it is changing to before the chain says so.
+    unrecorded_configuration: "unrecorded-configuration",
+    /// An owner serves reads without a lease.
+    read_without_lease: "read-without-lease",
+    /// A flush waits for the owner's own disk only.
+    own_sync_is_commit: "own-sync-is-commit",
+    /// An owner goes on although the member on its own node has promised a later epoch.
+    own_promise_unseen: "own-promise-unseen",
+}
