@@ -17,6 +17,7 @@ mod damage;
 mod dedicated_keys;
 mod dedup;
 mod devices;
+mod devices_full_log;
 mod devices_many;
 mod devices_moments;
 mod devices_remote;

@@ -63,6 +63,12 @@ fn a_jump_forward_passes_no_deadline_until_the_clock_has_gone_evenly_for_a_day()
     let (soon, late) = (clock.stamp() + 3600, clock.stamp() + 30 * DAY);
     machine.jump(365 * DAY as i64);
     assert!(!clock.is_past(soon) && is_told(&clock) && !clock.is_even());
+    let mut trusting = ProvenClock::new(Arc::new(manual_clock()), boot(1), 0, None);
+    trusting.believed_after = 0; // the seeded bug "clock-trusted"
+    let deadline = trusting.stamp() + 30 * DAY;
+    trusting.clock = Arc::new(machine.clone());
+    trusting.keep();
+    assert!(trusting.is_past(deadline), "the bug would be noticed");
     pass_looking(&machine, &clock, 3600);
     assert!(clock.is_past(soon), "an hour has passed by both clocks");
     pass_looking(&machine, &clock, DAY - 3700);
