@@ -208,7 +208,7 @@ fn no_module_has_a_name_that_says_nothing() {
 }
 
 #[test]
-fn every_source_file_opens_with_what_it_owns() {
+fn every_source_file_opens_with_its_description() {
     let mut bad = Vec::new();
     let mut todo = vec![workspace().to_owned()];
     while let Some(dir) = todo.pop() {

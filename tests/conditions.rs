@@ -16,13 +16,13 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "StoreUnavailable",
         "tests/e2e/conditions.rs",
-        "a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs",
+        "unreachable_store_is_reported_with_its_consequences",
     ),
     ("StoreFull", "tests/e2e/space.rs", "a_full_store_makes_writers_wait_and_loses_nothing"),
     (
         "ObjectUndeletable",
         "tiering/src/tier/tests/store.rs",
-        "an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later",
+        "undeletable_object_delays_nothing_and_is_retried",
     ),
     (
         "DestageFailing",
@@ -44,11 +44,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "server/engine/src/conditions/tests.rs",
         "a_tail_that_is_not_proven_is_a_condition_until_the_next_opening",
     ),
-    (
-        "LogFull",
-        "tests/e2e/conditions.rs",
-        "a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs",
-    ),
+    ("LogFull", "tests/e2e/conditions.rs", "unreachable_store_is_reported_with_its_consequences"),
     (
         "LogSpace",
         "server/engine/src/opening/tests.rs",
@@ -57,7 +53,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "DataAtRisk",
         "tests/e2e/conditions.rs",
-        "a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs",
+        "unreachable_store_is_reported_with_its_consequences",
     ),
     (
         "MetadataReopening",
@@ -95,11 +91,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "server/engine/src/opening/tests.rs",
         "a_scrub_whose_record_cannot_be_read_is_a_condition",
     ),
-    (
-        "SegmentsDamaged",
-        "tests/e2e/scrub.rs",
-        "a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back",
-    ),
+    ("SegmentsDamaged", "tests/e2e/scrub.rs", "reads_use_copies_and_missing_objects_stay_reported"),
     (
         "ReclaimBlocked",
         "tiering/src/tier/tests/reclaim.rs",
@@ -123,7 +115,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "DescriptorLimit",
         "server/engine/src/conditions/tests.rs",
-        "a_limit_of_descriptors_below_what_is_configured_is_a_condition",
+        "descriptor_limit_below_the_configured_need_is_a_condition",
     ),
     (
         "ClockJumped",
@@ -138,7 +130,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "ConnectionsRefused",
         "nbd/tests/server/limits.rs",
-        "clients_that_say_nothing_keep_out_neither_local_ones_nor_others_for_long",
+        "silent_clients_do_not_keep_others_out_for_long",
     ),
     (
         "LogUnreadable",

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_comes_home_with_the_last_reference_and_is_used_again() {
+    fn memory_returns_with_the_last_reference_and_is_reused() {
         let buffers = buffers_of(64 * KIB);
         let mut first = buffers.take(4 * KIB);
         first.extend_from_slice(&[7; 4096]);
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_are_not_kept_are_exact_all_the_same() {
+    fn unpooled_sizes_are_allocated_exactly() {
         let buffers = buffers_of(usize::MAX);
         for length in [1, 512, 4095, 4097, 12 * KIB, 2 << 20] {
             let buffer = buffers.take(length);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_and_what_is_out_has_one_bound() {
+    fn spare_and_taken_buffers_share_one_bound() {
         let buffers = buffers_of(64 * KIB);
         let many: Vec<_> = (0..32).map(|_| buffers.take(4 * KIB)).collect();
         assert!(many.iter().all(|buffer| buffer.capacity() == 4 * KIB), "nobody goes without");
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_is_mapped_ahead_once() {
+    fn new_buffers_are_mapped_ahead_once() {
         static MAPPED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
         let buffers = PayloadBuffers::new(64 * KIB, |made| {
             assert!(made.is_empty());
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_who_is_at_the_list() {
+    fn busy_list_delays_no_caller() {
         let buffers = buffers_of(usize::MAX);
         let (first, second) = (buffers.take(4 * KIB), buffers.take(4 * KIB));
         drop(first);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_of_no_use_since_the_last_trim_is_given_back() {
+    fn trim_frees_buffers_unused_since_the_last_trim() {
         let buffers = buffers_of(usize::MAX);
         let four = || (0..4).map(|_| buffers.take(4 * KIB)).collect::<Vec<_>>();
         drop(four());
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_out_or_grew_is_not_kept() {
+    fn grown_and_emptied_buffers_are_not_kept() {
         let buffers = buffers_of(usize::MAX);
         let mut grown = buffers.take(4 * KIB);
         grown.resize(5 * KIB, 1);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_take_and_give_back_without_losing_count() {
+    fn concurrent_takes_and_returns_keep_the_count_exact() {
         let buffers = buffers_of(256 * KIB);
         std::thread::scope(|scope| {
             let (send, receive) = std::sync::mpsc::sync_channel::<Bytes>(64);

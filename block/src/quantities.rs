@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_sizes_say_what_is_expected() {
+    fn wrong_sizes_are_refused_with_the_expected_form() {
         for text in ["", "G", "-1G", "1X", "1GG", "1..5G", ".5G", "5.", "1e9", "١G", "99999999999E"]
         {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_parses_back() {
+    fn printed_quantities_parse_back() {
         for bytes in [0, 1, 1000, 1024, 4096 + 512, 1 << 30, 3 << 39, u64::MAX] {
             let size = ByteSize(bytes);
             assert_eq!(size.to_string().parse::<ByteSize>(), Ok(size));

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sealed_opens_only_with_everything_the_same() {
+    fn sealed_data_opens_only_under_identical_inputs() {
         let pool_key = PoolKey::new([7; KEY_BYTES]);
         for algorithm in [Algorithm::ChaCha20Poly1305, Algorithm::Aes256Gcm] {
             let key = pool_key.derive(algorithm, &[1; SALT_BYTES], "segment");

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_refuse_what_lies_outside() {
+    fn reads_past_the_end_return_none() {
         let bytes = [1, 0, 0, 0, 2, 0, 0, 0];
         assert_eq!(u32_at(&bytes, 4), Some(2));
         assert_eq!(u64_at(&bytes, 0), Some(0x2_0000_0001));

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peak_is_that_of_the_work() {
+    fn peak_counts_only_the_measured_work() {
         let kept = vec![1u8; 4096];
         let (sum, peak) = peak_of(|| {
             let large: Vec<u8> = vec![1; 100_000];

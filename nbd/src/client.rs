@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn uris_that_mean_nothing_are_refused_with_what_to_write() {
+    fn meaningless_uris_are_refused_with_a_hint() {
         for (uri, why) in [
             ("db1/pg", "relative URL"),
             ("http://db1/pg", "http is no scheme"),

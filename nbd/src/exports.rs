@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_opens_what_its_rule_lists_and_nothing_else() {
+    fn name_opens_only_the_exports_of_its_rule() {
         let access = Access::by_certificate([
             ("db1".to_owned(), vec!["pg".to_owned(), "scratch-*".to_owned()]),
             ("admin".to_owned(), vec!["*".to_owned()]),

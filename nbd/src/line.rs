@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_is_over_when_the_client_closes_it_though_it_has_unread_bytes() {
+    async fn closed_connection_is_noticed_despite_unread_bytes() {
         let (ours, mut theirs) = tcp().await;
         let (_watched, line) = Watched::new(&ours, CLIENT_TIMEOUT).unwrap();
         theirs.write_all(b"unread").await.unwrap();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silence_is_told_with_its_end() {
+    fn silence_is_reported_with_the_time_left() {
         let seconds = Duration::from_secs;
         let idle = Progress {
             probe_count: 0,

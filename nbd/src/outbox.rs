@@ -134,7 +134,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn bytes_leave_in_order_whatever_the_socket_takes() {
+    fn bytes_leave_in_order_despite_partial_writes() {
         let mut allotment = Allotment::new(Arc::new(PayloadMemory::new(64 << 20, 4)));
         for step in [61, 4096, 100_000, usize::MAX] {
             let mut outbox = Outbox::default();

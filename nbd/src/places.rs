@@ -183,7 +183,7 @@ mod tests {
     use block::env::ManualClock;
 
     #[test]
-    fn local_clients_and_the_kernel_have_places_when_others_have_taken_theirs() {
+    fn local_clients_and_the_kernel_have_reserved_places() {
         let places = Places::new(3);
         let take = |from, count: usize| -> Vec<Taken> {
             (0..count).map_while(|_| places.take(from)).collect()
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn negotiations_have_a_part_of_the_places_and_are_pressed_before() {
+    fn negotiations_have_limited_places_and_end_sooner_under_pressure() {
         let negotiations = Negotiations::new(8);
         let first = negotiations.begin().unwrap();
         assert!(!first.is_pressed());

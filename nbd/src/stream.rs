@@ -245,7 +245,7 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     #[tokio::test]
-    async fn a_peer_that_is_gone_is_told_from_one_that_is_silent() {
+    async fn vanished_peer_is_distinguished_from_a_silent_one() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let is_gone = || any_hung_up(std::iter::once(ours.as_fd()));
         assert!(!is_gone());

@@ -174,7 +174,7 @@ fn is_faulty_built() -> bool {
 }
 
 #[test]
-fn a_copy_stays_a_state_of_the_pool_at_a_death_between_two_steps() {
+fn copy_stays_consistent_after_a_crash_between_its_steps() {
     if !is_faulty_built() {
         return;
     }
@@ -216,7 +216,7 @@ fn a_copy_stays_a_state_of_the_pool_at_a_death_between_two_steps() {
 }
 
 #[test]
-fn a_restore_that_dies_between_two_steps_is_done_again_by_the_same_command() {
+fn interrupted_restore_is_completed_by_the_same_command() {
     if !is_faulty_built() {
         return;
     }
@@ -260,7 +260,7 @@ fn a_restore_that_dies_between_two_steps_is_done_again_by_the_same_command() {
 }
 
 #[test]
-fn a_pool_restored_in_part_is_so_before_it_is_served_whoever_dies() {
+fn partial_restore_is_limited_before_serving_despite_crashes() {
     if !is_faulty_built() {
         return;
     }
@@ -342,7 +342,7 @@ fn a_pool_restored_under_another_name_keeps_it_when_its_machine_is_lost() {
 }
 
 #[test]
-fn a_restored_pool_that_dies_at_the_end_of_fetching_is_whole_and_gives_its_pin_back() {
+fn restored_pool_survives_a_crash_as_fetching_ends() {
     if !is_faulty_built() {
         return;
     }

@@ -34,7 +34,7 @@ fn is_died_job_shown(daemon: &Daemon, job: &str) -> bool {
 }
 
 #[test]
-fn a_job_that_dies_is_in_status_and_clients_are_served() {
+fn failed_job_shows_in_status_while_clients_are_served() {
     if !binary("spindle-faulty").exists() {
         return skip("the build with seeded bugs is missing (tests/run makes it)");
     }

@@ -139,7 +139,7 @@ fn every_acknowledged_write_survives_kill_9_when_every_write_is_synced() {
 }
 
 #[test]
-fn every_acknowledged_write_survives_a_death_between_two_steps_of_destage() {
+fn every_acknowledged_write_survives_a_crash_between_destage_steps() {
     if !binary("spindle-faulty").exists() {
         return skip("the build with fail points is missing (tests/run makes it)");
     }
@@ -149,7 +149,7 @@ fn every_acknowledged_write_survives_a_death_between_two_steps_of_destage() {
 }
 
 #[test]
-fn every_acknowledged_write_survives_a_death_between_two_steps_of_reclaim() {
+fn every_acknowledged_write_survives_a_crash_between_reclaim_steps() {
     if !binary("spindle-faulty").exists() {
         return skip("the build with fail points is missing (tests/run makes it)");
     }
@@ -173,7 +173,7 @@ fn every_snapshot_and_clone_survives_kill_9() {
 }
 
 #[test]
-fn every_snapshot_and_clone_survives_a_death_between_two_steps_of_what_they_need() {
+fn every_snapshot_and_clone_survives_a_crash_between_steps() {
     if !binary("spindle-faulty").exists() {
         return skip("the build with fail points is missing (tests/run makes it)");
     }

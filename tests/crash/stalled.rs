@@ -299,31 +299,31 @@ fn a_death_loses_nothing(point: &str, nths: &[u64]) {
 }
 
 #[test]
-fn a_death_before_a_spill_file_is_written_loses_nothing() {
+fn crash_before_a_spill_file_is_written_loses_nothing() {
     a_death_loses_nothing("spill-start", &[1, 2]);
 }
 
 #[test]
-fn a_death_after_a_spill_file_is_written_loses_nothing() {
+fn crash_after_a_spill_file_is_written_loses_nothing() {
     a_death_loses_nothing("spill-written", &[1, 2]);
 }
 
 #[test]
-fn a_death_after_the_metadata_names_a_spill_file_loses_nothing() {
+fn crash_after_metadata_names_a_spill_file_loses_nothing() {
     a_death_loses_nothing("spill-committed", &[1, 2]);
 }
 
 #[test]
-fn a_death_after_the_log_gave_up_what_a_spill_file_holds_loses_nothing() {
+fn crash_after_the_log_released_spilled_data_loses_nothing() {
     a_death_loses_nothing("spill-released", &[1, 2]);
 }
 
 #[test]
-fn a_death_after_a_volume_caught_up_in_the_metadata_loses_nothing() {
+fn crash_after_a_volume_caught_up_loses_nothing() {
     a_death_loses_nothing("late-committed", &[1]);
 }
 
 #[test]
-fn a_death_after_a_volume_dropped_its_spill_files_loses_nothing() {
+fn crash_after_a_volume_dropped_spill_files_loses_nothing() {
     a_death_loses_nothing("late-dropped", &[1]);
 }

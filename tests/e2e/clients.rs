@@ -110,7 +110,7 @@ fn nbdcopy_and_qemu_img_agree_about_every_byte() {
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_at_random() {
+fn fio_verifies_its_random_writes() {
     needs!("fio");
     let daemon = daemon();
     let engines = String::from_utf8_lossy(&tests::place::output("fio", &["--enghelp"]).stdout)

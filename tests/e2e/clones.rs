@@ -198,7 +198,7 @@ fn wait_independent(daemon: &Daemon, name: &str) {
 }
 
 #[test]
-fn clones_and_rollbacks_hold_what_they_should_over_deaths_of_the_daemon() {
+fn clones_and_rollbacks_survive_kills_of_the_daemon() {
     for seed in seeds(number_of("SPINDLE_TEST_CLONE_RUNS", 1)) {
         println!("SEED={seed}");
         let mut world = World::new(seed);

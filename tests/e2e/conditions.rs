@@ -52,7 +52,7 @@ fn wait_for(
 const LEFT_TO_DO: [(&str, &str); 1] = [("no-recovery-key", "pool")];
 
 #[test]
-fn a_store_that_is_away_is_told_by_each_way_to_it_and_by_what_it_costs() {
+fn unreachable_store_is_reported_with_its_consequences() {
     let bucket = Bucket::start(Care::Honest);
     let proxy = Proxy::start(bucket.address()).expect("a proxy");
     let mut daemon = on(proxy.address());

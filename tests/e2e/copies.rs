@@ -73,7 +73,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_copy_is_a_state_that_the_pool_had_whoever_dies() {
+fn copy_is_a_past_state_despite_kills() {
     let rounds = number_of("SPINDLE_TEST_COPY_ROUNDS", 4);
     for seed in seeds(1) {
         let mut source = Daemon::started(SMALL, VOLUMES);
@@ -117,7 +117,7 @@ fn a_copy_is_a_state_that_the_pool_had_whoever_dies() {
 }
 
 #[test]
-fn a_restored_pool_serves_at_once_and_fetches_the_rest_over_deaths_and_outages() {
+fn restored_pool_serves_during_fetch_despite_kills_and_outages() {
     let bucket = Bucket::start(Care::Honest);
     let variables: Vec<(String, String)> = environment(bucket.address())
         .into_iter()
@@ -277,7 +277,7 @@ fn a_destination_that_is_not_mounted_is_not_taken_for_an_empty_copy() {
 }
 
 #[test]
-fn what_makes_no_copy_and_what_cannot_be_restored_is_said() {
+fn impossible_copies_and_restores_are_refused_with_the_reason() {
     let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
     let place = source.place().path().to_owned();
     let at = |name: &str| place.join(name).display().to_string();
@@ -389,7 +389,7 @@ pub fn opened(source: &Daemon, url: &str, log: &str) -> (Process, Endpoint) {
 }
 
 #[test]
-fn a_copy_is_read_where_it_lies_while_copying_to_it_goes_on() {
+fn copy_is_readable_in_place_during_further_copying() {
     let mut source = Daemon::started(SMALL, &[("db", "16MiB"), ("log", "8MiB")]);
     let block = |seed: u64| {
         let mut random = tests::seed::Random::new(seed, 7);

@@ -332,7 +332,7 @@ fn a_copy_of_some_volumes() {
 /// A dropped clone keeps pages of its origin until it is retired: these pages are neither missed
 /// nor fetched.
 #[test]
-fn what_only_dropped_clones_were_made_from_is_not_missed() {
+fn origins_of_dropped_clones_are_not_missed() {
     const MIB: usize = 1 << 20;
     let mut source = Daemon::started(SMALL, &[("a", "8MiB"), ("x", "8MiB")]);
     connect(&source, "a").write(0, &noise(1, 4 * MIB), 0);

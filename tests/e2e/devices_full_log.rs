@@ -14,9 +14,9 @@ use tests::process::dies_with_us;
 use tests::seed::{Random, seeds};
 
 #[test]
-fn what_a_program_has_written_and_closed_is_not_detached_from() {
+fn detach_is_refused_while_a_closing_program_still_writes() {
     needs_root!();
-    let name = "devices_full_log::what_a_program_has_written_and_closed_is_not_detached_from";
+    let name = "devices_full_log::detach_is_refused_while_a_closing_program_still_writes";
     let seed = seeds(1)[0];
     guest::run(name, Duration::from_secs(240), &variables(seed), || {
         closed(seed);

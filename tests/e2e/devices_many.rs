@@ -98,9 +98,9 @@ fn many() {
 /// The daemon waits some seconds for a device that another process holds; users of its other
 /// devices do not wait.
 #[test]
-fn a_device_that_somebody_holds_keeps_no_other_waiting() {
+fn held_device_does_not_delay_other_devices() {
     needs_root!();
-    let name = "devices_many::a_device_that_somebody_holds_keeps_no_other_waiting";
+    let name = "devices_many::held_device_does_not_delay_other_devices";
     guest::run(name, Duration::from_secs(120), &[], held);
 }
 
@@ -276,10 +276,10 @@ fn at_random(seed: u64, driver: &[&str]) {
 
 /// A daemon with files on its own device would wait for itself.
 #[test]
-fn what_a_daemon_needs_is_not_on_its_own_device() {
+fn daemon_refuses_files_on_its_own_device() {
     needs_root!();
     needs!("sfdisk", "dmsetup", "mkfs.ext4", "blockdev");
-    let name = "devices_many::what_a_daemon_needs_is_not_on_its_own_device";
+    let name = "devices_many::daemon_refuses_files_on_its_own_device";
     guest::run(name, Duration::from_secs(240), &[], on_its_own_device);
 }
 

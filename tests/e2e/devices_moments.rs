@@ -171,10 +171,10 @@ fn not_handed_over() {
 }
 
 #[test]
-fn what_a_machine_lacks_is_said_in_one_line() {
+fn missing_prerequisites_are_reported_in_one_line() {
     needs_root!();
     needs!("setpriv");
-    let name = "devices_moments::what_a_machine_lacks_is_said_in_one_line";
+    let name = "devices_moments::missing_prerequisites_are_reported_in_one_line";
     guest::run(name, Duration::from_secs(120), &[], lacking);
 }
 
@@ -237,13 +237,12 @@ fn lacking() {
 }
 
 #[test]
-fn a_device_that_somebody_else_removed_is_said_and_its_number_left_alone() {
+fn externally_removed_device_is_reported_and_its_number_untouched() {
     needs_root!();
     if !binary("spindle-faulty").exists() {
         return skip("the build with seeded failures is missing (tests/run makes it)");
     }
-    let name =
-        "devices_moments::a_device_that_somebody_else_removed_is_said_and_its_number_left_alone";
+    let name = "devices_moments::externally_removed_device_is_reported_and_its_number_untouched";
     guest::run(name, Duration::from_secs(180), &[], || {
         removed_by_others("spindle", false);
         removed_by_others("spindle-faulty", true);

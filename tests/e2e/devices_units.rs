@@ -53,13 +53,13 @@ const STEP_TIME_MAX: Duration = Duration::from_secs(60);
 const RESTARTS: u32 = 3;
 
 #[test]
-fn units_restart_and_stop_without_an_error_for_who_uses_a_device() {
+fn units_restart_and_stop_without_errors_for_device_users() {
     needs_root!();
     tests::needs!("fio", "udevadm");
     if !Path::new(SYSTEMD).exists() || !Path::new(FSTAB_GENERATOR).exists() {
         return skip("systemd is not installed");
     }
-    let name = "devices_units::units_restart_and_stop_without_an_error_for_who_uses_a_device";
+    let name = "devices_units::units_restart_and_stop_without_errors_for_device_users";
     guest::run(name, Duration::from_secs(600), &[], under_systemd);
 }
 

@@ -124,17 +124,17 @@ fn within<T>(limit: Duration, name: &str, step: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn a_device_says_what_suits_the_engine() {
+fn device_reports_limits_that_suit_the_engine() {
     needs_root!();
-    let name = "mounted::a_device_says_what_suits_the_engine";
-    guest::run(name, Duration::from_secs(120), &[], what_a_device_says);
+    let name = "mounted::device_reports_limits_that_suit_the_engine";
+    guest::run(name, Duration::from_secs(120), &[], reported_device_limits);
 }
 
 /// Least size of the longest discard: whole blocks within 32 bits, in which the kernel counts the
 /// bytes of a request.
 const LONGEST_BYTES: u64 = (1 << 32) - 4096;
 
-fn what_a_device_says() {
+fn reported_device_limits() {
     let daemon = Daemon::started(SETTINGS, &[("db", "64M")]);
     for driver in DRIVERS {
         let is_nbd = !driver.is_empty();
@@ -226,10 +226,10 @@ fn write_through(driver: &[&str]) {
 }
 
 #[test]
-fn file_systems_on_a_large_thin_volume_give_back_what_they_free() {
+fn file_systems_return_freed_space_of_a_thin_volume() {
     needs_root!();
     needs!("sfdisk", "mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "fstrim", "blkdiscard", "nbdinfo");
-    let name = "mounted::file_systems_on_a_large_thin_volume_give_back_what_they_free";
+    let name = "mounted::file_systems_return_freed_space_of_a_thin_volume";
     guest::run(name, Duration::from_secs(240), &[], || {
         for driver in DRIVERS {
             thin(driver);
@@ -606,10 +606,10 @@ pub(crate) const TAIL_LOST: &str =
     "the machine stopped while writes were answered ahead of stable storage";
 
 #[test]
-fn what_was_synced_on_a_device_survives_a_stop_of_the_machine() {
+fn synced_files_survive_a_stop_of_the_machine() {
     needs_root!();
     needs!("mkfs.ext4", "mkfs.xfs", "losetup");
-    let name = "mounted::what_was_synced_on_a_device_survives_a_stop_of_the_machine";
+    let name = "mounted::synced_files_survive_a_stop_of_the_machine";
     for seed in seeds(1) {
         let place = Place::new();
         let turn_count = 1 + number_of("SPINDLE_TEST_MACHINE_STOPS", 2);

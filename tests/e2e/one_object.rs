@@ -143,7 +143,7 @@ fn a_bucket_that_is_not_found_for_a_while_is_waited_for() {
 }
 
 #[test]
-fn a_restored_pool_keeps_asking_for_what_its_copy_lacks_until_a_person_gives_it_up() {
+fn restored_pool_retries_missing_objects_until_told_to_stop() {
     let mut source = Daemon::started(SMALL, VOLUMES);
     let copy = source.place().join("copy");
     let url = copy.display().to_string();

@@ -109,7 +109,7 @@ fn memory_is_locked_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_start_leaves_what_a_volume_promises_as_it_is_unless_it_is_named() {
+fn start_keeps_volume_settings_unless_options_name_them() {
     let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB"), ("db", "4MiB")]);
     let promises = |daemon: &Daemon, name: &str| {
         let shown = daemon.json(&["volume", "show", name]);
@@ -142,7 +142,7 @@ fn a_start_leaves_what_a_volume_promises_as_it_is_unless_it_is_named() {
 }
 
 #[test]
-fn status_shows_what_is_at_risk_and_a_flush_ends_it() {
+fn status_shows_data_at_risk_until_a_flush() {
     let settings = SMALL.replace("max_age = \"1s\"", "max_age = \"1h\"");
     let daemon = Daemon::started(&settings, &[("disk", "8MiB")]);
     connect(&daemon, "disk").expect("it opens").write(0, &[1; 65536], 0);
@@ -242,7 +242,7 @@ fn a_rotated_key_replaces_the_old_one() {
 }
 
 #[test]
-fn a_daemon_checks_its_pool_whatever_opens_it_by_now() {
+fn daemon_checks_its_pool_after_a_key_change() {
     let mut daemon = Daemon::started(SMALL, &[("disk", "8MiB")]);
     connect(&daemon, "disk").expect("it opens").write(0, b"precious", 0);
     let _ = daemon.json(&["drain"]);
@@ -255,7 +255,7 @@ fn a_daemon_checks_its_pool_whatever_opens_it_by_now() {
 }
 
 #[test]
-fn a_look_makes_nothing_and_a_wrong_store_is_refused_before_anything_is_written_there() {
+fn read_only_commands_and_wrong_stores_write_nothing() {
     let path = binary("spindle").display().to_string();
     let place = tests::Place::new();
     let at = |name: &str| place.join(name).display().to_string();

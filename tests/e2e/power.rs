@@ -94,7 +94,7 @@ const SMOKE: Plan = Plan {
 };
 
 #[test]
-fn what_was_flushed_survives_a_loss_of_power_at_any_moment() {
+fn flushed_writes_survive_loss_of_power() {
     let variables = |seed: u64| {
         let minutes = std::env::var("SPINDLE_TEST_POWER_MINUTES").ok();
         let minutes = minutes.map(|minutes| ("SPINDLE_TEST_POWER_MINUTES", minutes));
@@ -104,7 +104,7 @@ fn what_was_flushed_survives_a_loss_of_power_at_any_moment() {
     needs!("dmsetup", "mkfs.ext4", "losetup");
     for seed in seeds(1) {
         let time = Plan::of_environment(seed).time * 3 + Duration::from_secs(240);
-        let name = "power::what_was_flushed_survives_a_loss_of_power_at_any_moment";
+        let name = "power::flushed_writes_survive_loss_of_power";
         guest::run(name, time, &variables(seed), || {
             println!("SEED={seed}");
             let tried = power_cuts(Plan::of_environment(seed), "spindle", "");

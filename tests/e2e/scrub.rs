@@ -99,7 +99,7 @@ fn warnings(daemon: &Daemon) -> String {
 }
 
 #[test]
-fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
+fn scrub_repairs_from_a_copy_despite_kills_and_stops() {
     for seed in seeds(1) {
         println!("SEED={seed}");
         let (mut daemon, bytes) = filled(seed);
@@ -167,7 +167,7 @@ fn a_scrub_puts_back_what_a_copy_has_over_deaths_and_stops() {
 }
 
 #[test]
-fn a_reader_is_answered_from_a_copy_and_what_none_has_is_named_until_it_is_back() {
+fn reads_use_copies_and_missing_objects_stay_reported() {
     for seed in seeds(1) {
         println!("SEED={seed}");
         let (mut daemon, bytes) = filled(seed);

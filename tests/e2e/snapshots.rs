@@ -228,7 +228,7 @@ fn a_snapshot_is_not_written_and_not_lost_by_mistake() {
 }
 
 #[test]
-fn a_schedule_makes_snapshots_and_says_what_goes_before_it_goes() {
+fn schedule_makes_snapshots_and_announces_removals_beforehand() {
     let mut daemon = Daemon::started(SMALL, &[("db", "8MiB"), ("wal", "8MiB"), ("other", "8MiB")]);
     refused(&daemon, &["snapshot", "schedule", "db", "hourly"], "like \"0 * * * *\"");
     refused(&daemon, &["snapshot", "schedule", "db", "@daily", "--daily", "0"], "at least one");

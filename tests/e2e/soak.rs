@@ -118,7 +118,7 @@ fn usage(daemon: &Daemon) -> Usage {
 }
 
 #[test]
-fn a_long_load_grows_nothing_and_stalls_nobody() {
+fn a_long_load_is_bounded_and_stalls_no_client() {
     for seed in seeds(1) {
         println!("SEED={seed}");
         let log_mib = if is_long() { 256 } else { 16 };

@@ -177,7 +177,7 @@ fn a_bucket_and_a_key_are_enough_for_another_machine() {
 }
 
 #[test]
-fn what_a_dead_machine_leaves_in_the_bucket_is_a_prefix_of_its_history() {
+fn bucket_of_a_dead_machine_holds_a_history_prefix() {
     for seed in seeds(1) {
         let server = Server::start();
         let mut first = on(server.address());
@@ -424,7 +424,7 @@ fn a_store_that_cannot_be_used_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_store_that_cannot_say_who_owns_a_pool_is_refused_with_the_reason() {
+fn store_without_safe_ownership_is_refused_with_the_reason() {
     for (care, reason) in [
         (Care::IgnoresConditions, "it let an object be created twice"),
         (Care::RefusesAndWrites, "a refused create changed the object all the same"),

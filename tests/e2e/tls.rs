@@ -115,7 +115,7 @@ fn without_tls_nothing_is_served() {
 }
 
 #[test]
-fn clients_are_known_by_certificate_and_open_what_is_theirs() {
+fn certificates_identify_clients_and_limit_their_exports() {
     let authority = Authority::new("authority");
     let stranger = Authority::new("stranger");
     let clients = "client_ca = \"CA\"\n[nbd.tls.clients]\n\
@@ -138,7 +138,7 @@ fn clients_are_known_by_certificate_and_open_what_is_theirs() {
 }
 
 #[test]
-fn a_hangup_reads_the_certificates_anew_and_a_bad_file_keeps_the_old_ones() {
+fn hangup_reloads_certificates_and_keeps_old_ones_on_error() {
     let old = Authority::new("old");
     let new = Authority::new("new");
     let mut daemon = daemon(&old, "");

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_kept_or_not_as_told() {
+    fn bucket_honours_or_ignores_conditions_as_configured() {
         let create = "PUT /disks/a%2Fb HTTP/1.1\r\nIf-None-Match: *";
         for (care, second, kept) in [
             (Care::Honest, "412", "one"),

@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overwrite_excludes_what_was_acknowledged_before_it_was_sent() {
+    fn overwrite_excludes_writes_acknowledged_before_it_was_sent() {
         let mut model = model();
         let one = write(&mut model, 1, 0..512);
         model.acked(&one);
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_holds_what_was_there_at_some_moment_while_it_was_made() {
+    fn snapshot_shows_some_moment_during_its_creation() {
         let mut model = model();
         let one = write(&mut model, 1, 0..512);
         model.acked(&one);

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_without_space_is_told_from_one_that_is_away() {
+    fn full_store_is_distinguished_from_an_unreachable_one() {
         let conditions = Conditions::default();
         let clock = Arc::new(ManualClock::new());
         let outage = Outage::new(Way::Upload, conditions.clone(), clock);

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listing_tells_segments_from_other_objects_and_deleting_repeats_itself() {
+    async fn listing_distinguishes_segments_and_deletion_is_repeatable() {
         let store = Arc::new(InMemory::new());
         let segments = ObjectSegments::new(store.clone());
         let one = segment(1, b"segment");

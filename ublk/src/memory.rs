@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_queues_have_of_their_own_is_not_borrowed_by_others() {
+    fn private_queue_memory_is_not_borrowed_by_others() {
         let memory = Memory::new(100);
         let first = Own::of(&memory, 20);
         assert!(memory.borrow(60) && !memory.borrow(1));

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_says_what_it_is() {
+    fn device_describes_itself() {
         let params = params(&limits(1 << 30, false), 512, 1 << 20).unwrap();
         assert_eq!(params.attributes, attribute::VOLATILE_CACHE | attribute::FUA);
         assert_eq!((params.logical_shift, params.physical_shift), (9, 12));

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn malformed_requests_are_refused() {
         let invalid = Err(-22);
         assert_eq!(judge(&descriptor(operation::READ, 0, 0, 17), 8192), invalid);
         assert_eq!(judge(&descriptor(operation::WRITE, 0, 0, 0), 8192), invalid);

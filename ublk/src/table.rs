@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_are_told_apart() {
+    fn kernels_are_distinguished() {
         for old in ["6.5.0", "6.12.57+deb13-cloud-amd64", "6.18", "5.14.0-570.el9", "", "next"] {
             assert!(is_before(old), "{old}");
         }

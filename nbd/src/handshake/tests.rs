@@ -77,7 +77,7 @@ fn required_tls_answers_nothing_before_it() {
 }
 
 #[test]
-fn starttls_forgets_what_was_negotiated() {
+fn starttls_discards_earlier_negotiation() {
     let mut handshake = Handshake::new(TlsMode::On, false);
     assert_eq!(reply_of(handshake.on_option(option::STRUCTURED_REPLY, &[])), option_reply::ACK);
     assert_eq!(set_meta(&mut handshake, "a", &["base:allocation"]).len(), 2);

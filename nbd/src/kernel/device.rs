@@ -678,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_settled_once_the_youngest_has_existed_for_a_while() {
+    fn connections_are_settled_once_the_youngest_is_old_enough() {
         let clock = ManualClock::new();
         let mut served = vec![Some(clock.now()), None];
         clock.advance(SETTLED);
@@ -691,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_counts_is_read() {
+    fn kernel_statistics_are_parsed() {
         let text = "  10 1 2 3  20 4 5 6  0 7 8  30 9 9 9  40 5\n";
         let wanted = Statistics {
             read_count: 10,

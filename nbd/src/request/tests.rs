@@ -31,7 +31,7 @@ fn error_of(dialect: Dialect, request: RequestHeader, limits: &Limits) -> u32 {
 }
 
 #[test]
-fn past_the_end_is_enospc_for_what_writes_and_einval_for_the_rest() {
+fn past_the_end_writes_get_enospc_and_others_einval() {
     let d = Dialect::Structured;
     for (offset, length) in
         [(SIZE, 1), (SIZE - 1, 2), (SIZE + 1, 1), (u64::MAX, 1), (u64::MAX - 1, 4096), (1, SIZE)]

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reservation_is_refused() {
+    fn malformed_reservations_are_refused() {
         let good = request().encode();
         for length in 0..good.len() {
             assert!(ReservationRequest::decode(&good[..length]).is_err(), "{length} bytes");

@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_client_encodes_is_decoded(
+    fn client_requests_decode_as_encoded(
         name in "[a-z]{0,20}",
         infos in proptest::collection::vec(0u16..6, 0..8),
         queries in proptest::collection::vec("[a-z]{1,4}:[a-z]{0,4}", 0..6),

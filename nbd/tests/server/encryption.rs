@@ -144,7 +144,7 @@ async fn required_tls_serves_only_inside_it() {
 }
 
 #[tokio::test]
-async fn optional_tls_forgets_what_was_said_before_it() {
+async fn optional_tls_discards_earlier_negotiation() {
     let pki = Pki::new();
     let world = world(&pki, TlsMode::On, false, Access::default()).await;
     let mut plain = world.open(Dialect::Structured).await;
@@ -195,7 +195,7 @@ async fn bytes_behind_starttls_close_the_connection() {
 }
 
 #[tokio::test]
-async fn a_certificate_opens_what_its_name_may() {
+async fn certificate_opens_only_the_exports_of_its_name() {
     let pki = Pki::new();
     let access = Access::by_certificate([
         ("db1.example".to_owned(), vec!["disk".to_owned()]),

@@ -68,7 +68,7 @@ async fn a_truncated_write_changes_nothing() {
 }
 
 #[tokio::test]
-async fn random_bytes_hurt_nobody() {
+async fn random_bytes_harm_no_other_client() {
     let world = World::new().await;
     let guard = pattern(9, 1 << 20);
     let mut witness = world.open(Dialect::Structured).await;

@@ -129,7 +129,7 @@ async fn replies_without_payload_are_bounded_too() {
 }
 
 #[tokio::test]
-async fn stop_answers_what_runs_and_ends() {
+async fn stop_answers_running_requests_and_ends() {
     let mut disk = MemoryDevice::new(SIZE);
     disk.latency = Duration::from_millis(300);
     let world = World::with(ServerOptions::default(), TlsMode::Off, disk).await;
@@ -163,7 +163,7 @@ async fn stop_answers_what_runs_and_ends() {
 }
 
 #[tokio::test]
-async fn stop_closes_what_does_not_finish_within_its_grace() {
+async fn stop_closes_connections_that_exceed_its_grace() {
     let mut disk = MemoryDevice::new(SIZE);
     disk.latency = Duration::from_secs(3600);
     let world = World::with(ServerOptions::default(), TlsMode::Off, disk).await;
@@ -230,7 +230,7 @@ fn an_address_that_others_reach_needs_tls_or_permission() {
 }
 
 #[tokio::test]
-async fn clients_that_say_nothing_keep_out_neither_local_ones_nor_others_for_long() {
+async fn silent_clients_do_not_keep_others_out_for_long() {
     let conditions = Conditions::default();
     let options = ServerOptions {
         connection_count_max: 8,

@@ -33,7 +33,7 @@ async fn list_info_and_go_describe_the_exports() {
 }
 
 #[tokio::test]
-async fn the_empty_name_opens_what_the_daemon_calls_default() {
+async fn empty_name_opens_the_default_export() {
     let world = World::new().await;
     let client = world.greet().await.go("", Dialect::Simple).await;
     assert_eq!(client.size_bytes, crate::SIZE);
@@ -77,7 +77,7 @@ async fn unknown_and_long_options_leave_the_connection_usable() {
 }
 
 #[tokio::test]
-async fn what_breaks_the_handshake_closes_it() {
+async fn handshake_errors_close_the_connection() {
     let world = World::new().await;
     let mut client = world.greet().await;
     client.socket.write_all(&[0x11; 16]).await.unwrap();

@@ -165,7 +165,7 @@ async fn a_fast_reply_overtakes_a_slow_one() {
 }
 
 #[tokio::test]
-async fn disc_finishes_what_was_sent_before_it() {
+async fn disc_finishes_earlier_requests() {
     let mut disk = MemoryDevice::new(SIZE);
     disk.latency = Duration::from_millis(20);
     let world = World::with(ServerOptions::default(), TlsMode::Off, disk).await;

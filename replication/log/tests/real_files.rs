@@ -267,7 +267,7 @@ async fn damage_below_the_durable_lsn_is_refused_and_names_the_place() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_file_of_the_ring_is_missed_the_newest_too() {
+async fn missing_ring_file_is_noticed_even_if_newest() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let (log, _) = open(dir.path(), 1, 0);
     for n in 0..9u64 {
@@ -379,7 +379,7 @@ async fn a_log_that_has_failed_makes_nothing_durable() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reboot_is_told_from_a_restart() {
+async fn reboot_is_distinguished_from_restart() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let reopen = |boot| open_as(dir.path(), identity(1, boot), 0).unwrap();
     let (log, _) = reopen(1);

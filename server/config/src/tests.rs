@@ -19,7 +19,7 @@ fn refused(text: &str) -> String {
 }
 
 #[test]
-fn a_directory_is_all_it_needs() {
+fn directory_is_the_only_required_setting() {
     let config = Config::load(None, &[flag("dir", "/d")]).unwrap();
     assert_eq!(config.dir(), Path::new("/d"));
     assert_eq!(config.store_url(), "/d/store");
@@ -60,7 +60,7 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
 }
 
 #[test]
-fn a_key_flag_replaces_what_the_file_says_about_keys() {
+fn key_flag_replaces_the_key_settings_of_the_file() {
     let text = "dir = \"/d\"\n[keys]\nsource = \"passphrase\"\npassphrase_file = \"/p\"\n";
     let config = load(text, &[]).unwrap();
     assert_eq!(config.key_source(), KeySource::PassphraseFile("/p".into()));
@@ -106,7 +106,7 @@ fn values_out_of_range_name_the_option_and_the_range() {
 }
 
 #[test]
-fn a_store_that_cannot_be_one_is_a_mistake_of_the_configuration() {
+fn impossible_store_is_a_configuration_error() {
     for url in ["", "s3://", "ftp://host/dir", "file://dir", "s3://key:secret@bucket/p"] {
         let flags = [flag("dir", "/d"), flag("store", url)];
         let error = Config::load(None, &flags).unwrap_err();

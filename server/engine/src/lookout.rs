@@ -153,7 +153,7 @@ mod tests {
     use block::env::{Clock, ManualClock};
 
     #[test]
-    fn a_state_counts_once_it_lasts_and_until_it_is_over_for_as_long() {
+    fn brief_states_neither_begin_nor_end_a_condition() {
         let (mut steady, begun) = (Steady::default(), ManualClock::new().now());
         let at = |seconds| begun + Duration::from_secs(seconds);
         for (second, is_seen, counts) in [
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn old_data_is_a_condition_from_twice_the_configured_age_on_and_half_a_minute_later_at_least() {
+    fn old_data_is_a_condition_at_twice_the_age() {
         let age = Duration::from_secs;
         assert_eq!(late(age(60), age(30)), None);
         let report = late(age(61), age(30)).expect("it is late");

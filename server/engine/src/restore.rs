@@ -750,7 +750,7 @@ mod tests {
     }
 
     #[test]
-    fn the_snapshot_is_what_follows_the_last_at_of_a_path() {
+    fn snapshot_name_follows_the_last_at_sign() {
         let dir = tempfile::tempdir().unwrap();
         let odd = dir.path().join("a@b");
         std::fs::create_dir(&odd).unwrap();

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_when_cron_would() {
+    fn schedule_fires_when_cron_would() {
         assert_eq!(utc(NOW), "2026-11-22 20:15:30 UTC");
         for (cron, last, next) in [
             ("0 * * * *", "2026-11-22 20:00:00 UTC", "2026-11-22 21:00:00 UTC"),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_schedule_is_refused_with_an_example() {
+    fn malformed_schedules_are_refused_with_an_example() {
         for wrong in
             ["", "hourly", "* * * *", "0 0 0 * * *", "60 * * * *", "0 0 31 2 *", "a b c d e"]
         {

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_durable_write_excludes_what_was_over_before_it_was_sent() {
+    fn durable_write_excludes_writes_finished_before_it_was_sent() {
         let mut history = history();
         let (one, first) = write(&mut history, 8..9, false);
         history.answered(one);

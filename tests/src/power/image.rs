@@ -177,7 +177,7 @@ mod tests {
 
     /// Writes three blocks of 4 KiB: one before a flush, one after it, one after it with FUA.
     #[test]
-    fn what_was_flushed_or_fua_is_there_and_the_rest_by_chance() {
+    fn flushed_and_fua_writes_survive_and_others_by_chance() {
         let dir = tempfile::tempdir().unwrap();
         let log_path = dir.path().join("log");
         std::fs::write(&log_path, [[1; 4096], [2; 4096], [3; 4096]].concat()).unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_before_the_flush_does_not_know_what_came_later() {
+    fn cut_before_the_flush_shows_no_later_events() {
         let dir = tempfile::tempdir().unwrap();
         let log_path = dir.path().join("log");
         std::fs::write(&log_path, [1; 4096]).unwrap();

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_says_what_happened_in_order() {
+    fn log_lists_events_in_order() {
         let log = log(&[
             (entry(8, 2, 0, ""), 1024),
             (entry(100, 50, DISCARD, ""), 0),

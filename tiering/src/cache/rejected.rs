@@ -109,7 +109,7 @@ mod tests {
     use block::env::{Clock, ManualClock};
 
     #[test]
-    fn many_rejected_frames_are_told_in_one_line_each_period() {
+    fn many_rejected_frames_share_one_log_line_per_period() {
         let (info, _, frames) = segment(&mut Rng::new(1), 3);
         let frame = FrameRef { info, placement: crate::segment::Placement::Object, at: frames[2] };
         let rejected = Rejected::default();

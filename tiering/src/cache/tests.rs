@@ -114,7 +114,7 @@ async fn frames_and_segments_are_found_while_they_wait_and_once_they_are_written
 }
 
 #[tokio::test]
-async fn it_survives_a_restart_and_a_kill() {
+async fn cache_survives_restart_and_kill() {
     for seed in seeds(4) {
         let mut rng = Rng::new(seed);
         let dir = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ async fn files_are_private_and_those_of_another_pool_or_size_are_discarded() {
 }
 
 #[tokio::test]
-async fn it_keeps_to_its_budget_and_keeps_what_is_read() {
+async fn cache_stays_in_budget_and_keeps_frames_in_use() {
     for seed in seeds(3) {
         let mut rng = Rng::new(seed);
         let dir = tempfile::tempdir().unwrap();
@@ -292,7 +292,7 @@ async fn the_index_bounds_the_frames() {
 }
 
 #[tokio::test]
-async fn what_exceeds_the_waiting_room_is_dropped_and_counted() {
+async fn frames_beyond_the_waiting_room_are_dropped_and_counted() {
     let dir = tempfile::tempdir().unwrap();
     let (info, object, frames) = segment(&mut Rng::new(1), 50);
     let none = CacheOptions { pending_bytes_max: 20_000, ..options(dir.path(), 8 * MIB) };
@@ -409,7 +409,7 @@ async fn a_cache_whose_disk_was_full_says_so_and_grows_again_by_itself() {
 }
 
 #[tokio::test]
-async fn a_cache_on_a_disk_that_is_full_from_the_start_comes_to_life_when_there_is_space() {
+async fn cache_on_a_full_disk_starts_once_space_appears() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path(), 8 * MIB);
     cache.shared.file.set_free_bytes(0);
@@ -462,7 +462,7 @@ async fn a_file_that_is_cut_under_it_costs_misses_and_then_turns_it_off() {
 }
 
 #[tokio::test]
-async fn damage_of_any_kind_never_panics_and_every_frame_can_be_told() {
+async fn damage_of_any_kind_is_detected_without_a_panic() {
     for seed in seeds(30) {
         let mut rng = Rng::new(seed);
         let dir = tempfile::tempdir().unwrap();

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_last_is_found() {
+    fn latest_writes_are_found() {
         let mut index = Index::new(100);
         index.add(1, &segment_of(&[10, 11, 12]));
         index.add(2, &segment_of(&[20, 11]));
@@ -195,7 +195,7 @@ mod tests {
 
     /// Segments come and go, and the data stored at any time is not much more than fits.
     #[test]
-    fn what_is_gone_takes_no_place_for_long() {
+    fn removed_segments_soon_free_their_places() {
         let mut rng = Rng::new(5);
         let mut index = Index::new(1000);
         for number in 1..400 {

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_comes_home_is_used_again_and_goes_when_idle() {
+    fn buffer_is_reused_and_freed_when_idle() {
         let buffers = Buffers::new(2);
         let mut first = buffers.take(1000);
         first.extend_from_slice(b"segment");

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_after_a_failure_starts_anew() {
+    fn request_after_a_failure_starts_a_new_fetch() {
         let flights = Arc::new(Flights::default());
         let (ticket, wait) = flights.join((1, 2));
         let joins = Arc::new(Joins { flights: flights.clone(), has_led: AtomicBool::new(false) });
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_ticket_that_is_lost_wakes_those_who_wait() {
+    async fn lost_ticket_wakes_its_waiters() {
         let flights = Arc::new(Flights::default());
         let (ticket, wait) = flights.join((1, 2));
         drop(ticket);

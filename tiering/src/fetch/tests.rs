@@ -503,7 +503,7 @@ async fn read_ahead_is_bounded_and_makes_the_read_a_hit() {
 }
 
 #[tokio::test]
-async fn directories_and_whole_segments_are_checked_against_what_is_expected() {
+async fn directories_and_whole_segments_are_checked() {
     let mut rng = Rng::new(1);
     let world = World::new(&mut rng, 2, 3000).await;
     let frames = world.open(bare());

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_budget_holds_and_what_is_read_stays() {
+    fn budget_holds_and_recently_read_entries_stay() {
         let cache = ClockCache::new(16 * 100 * (ENTRY_OVERHEAD_BYTES + 8));
         for round in 0..20u64 {
             for key in 0..1000u64 {

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_knows_who_was_made_from_whom() {
+    fn list_knows_the_origin_of_each_layer() {
         // 1 -> 2 -> 3, 1 -> 4; volume 2 was rolled back to a snapshot of its own at 30.
         let again = LayerId(2).next().unwrap();
         let records = [

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn commits_keep_the_estimate_near_what_a_pass_finds() {
+    fn commits_keep_the_estimate_near_the_measured_space() {
         let counter = SpaceCounter::default();
         assert_eq!(counter.get(), None);
         let mut space = Space::default();

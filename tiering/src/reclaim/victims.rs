@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_worth_what_its_live_blocks_say_and_those_named_most_come_first() {
+    fn live_blocks_are_counted_and_crowded_segments_come_first() {
         let mut pass = Pass::default();
         pass.add(&record(1), 3, 5000, 8);
         pass.add(&record(2), 5000, 5000, 8);

@@ -58,7 +58,7 @@ fn open(sealed: &SealedSegment, at: FrameAt) -> Result<Bytes, SegmentError> {
 use bytes::Bytes;
 
 #[test]
-fn what_was_pushed_is_read_frame_by_frame_and_listed_in_the_directory() {
+fn pushed_frames_read_back_and_are_listed() {
     for seed in seeds(20) {
         let mut rng = Rng::new(seed);
         let algorithm = [Algorithm::ChaCha20Poly1305, Algorithm::Aes256Gcm][(seed % 2) as usize];
@@ -402,7 +402,7 @@ fn annotate(bytes: &[u8], frames: &[FrameAt]) -> String {
 }
 
 #[test]
-fn what_compresses_after_a_run_that_does_not_is_compressed() {
+fn compressible_frames_after_an_incompressible_run_are_compressed() {
     for seed in seeds(10) {
         let mut rng = Rng::new(seed);
         let algorithm = Algorithm::ChaCha20Poly1305;

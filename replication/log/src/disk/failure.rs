@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_failure_of_a_log_is_told_from_other_errors_through_its_contexts() {
+    fn log_failure_is_recognized_through_added_contexts() {
         let eio = || io::Error::from(io::ErrorKind::WriteZero);
         let failed = error_of("sync the write log".into(), eio());
         assert!(is_log_failure(&failed) && is_log_failure(&failed.clone().context("serve")));

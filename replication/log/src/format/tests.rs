@@ -483,7 +483,7 @@ fn a_forged_header_is_seen_with_and_without_entries() {
 }
 
 #[test]
-fn a_later_program_is_told_from_damage() {
+fn later_formats_are_distinguished_from_damage() {
     let reseal = |at: usize, value: u8| {
         let (_, mut bytes, _) = encoded(Algorithm::ChaCha20Poly1305);
         bytes[at] = value;

@@ -131,7 +131,7 @@ fn an_unreadable_sector_keeps_the_log_from_opening_only_where_it_is_needed() {
 }
 
 #[test]
-fn an_end_that_cannot_be_read_is_not_taken_for_the_end() {
+fn unreadable_end_is_not_mistaken_for_the_end() {
     let seeded_bugs = SeededBugs { unreadable_ends: true, ..SeededBugs::default() };
     let why = unreadable(seeded_bugs, 1, 1500).expect_err("the seeded bug was not found");
     println!("found: {why}");

@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_shows_what_is_at_risk_and_every_warning() {
+    fn status_shows_data_at_risk_and_every_warning() {
         let mut info = StatusInfo { name: "main".to_owned(), ..StatusInfo::default() };
         info.at_risk.bytes = 3 << 20;
         info.at_risk.oldest_seconds = 12.34;

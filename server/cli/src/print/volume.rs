@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_says_what_it_is_made_from() {
+    fn clone_shows_its_origin() {
         let mut clone = VolumeInfo { origin: Some("db@monday".to_owned()), ..info("test") };
         assert!(volume(&clone).contains("read-write, from db@monday\n"));
         (clone.promoted_bytes, clone.expires_at) = (Some(clone.size_bytes / 4), Some(0));

@@ -65,7 +65,7 @@ async fn a_key_file_is_made_on_first_use_and_opens_the_pool_again() {
 }
 
 #[tokio::test]
-async fn every_kind_of_secret_opens_what_it_made() {
+async fn every_kind_of_secret_reopens_its_pool() {
     let world = World::new();
     std::fs::write(world.path("pass"), "correct horse\n").unwrap();
     let echo = vec!["/bin/echo".to_owned(), "kms secret 1".to_owned()];
@@ -107,7 +107,7 @@ async fn a_wrong_secret_is_an_error_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_missing_key_file_says_what_to_do_and_is_not_made_anew() {
+async fn missing_key_file_is_reported_and_not_recreated() {
     let world = World::new();
     world.create(&world.file()).await;
     std::fs::remove_file(world.path("spindle.key")).unwrap();
@@ -239,7 +239,7 @@ async fn rotation_between_kinds_and_weak_passphrases() {
 }
 
 #[tokio::test]
-async fn a_change_by_another_process_is_taken_in_and_not_overwritten() {
+async fn change_by_another_process_is_adopted_and_not_overwritten() {
     let world = World::new();
     let mut first = world.create(&world.file()).await;
     let mut second = world.open(&world.file()).await.unwrap();
@@ -296,7 +296,7 @@ async fn nodes_that_make_the_pool_at_the_same_moment_agree_on_one_ring() {
 }
 
 #[tokio::test]
-async fn damage_is_told_from_a_wrong_key() {
+async fn damage_is_distinguished_from_a_wrong_key() {
     let world = World::new();
     world.create(&world.file()).await;
     let bytes = world.memory.bytes(RING_1).await;
@@ -315,7 +315,7 @@ async fn damage_is_told_from_a_wrong_key() {
 }
 
 #[tokio::test]
-async fn slots_cannot_be_added_dropped_or_moved_by_who_has_no_key() {
+async fn key_slots_cannot_be_changed_without_a_key() {
     let world = World::new();
     let mut ring = world.create(&world.file()).await;
     ring.add_recovery(false).await.unwrap();
@@ -504,7 +504,7 @@ async fn golden_key_ring_of_version_1() {
 }
 
 #[tokio::test]
-async fn a_passphrase_with_what_nobody_types_makes_no_pool_and_opens_one_that_has_it() {
+async fn untypable_passphrases_open_existing_pools_but_create_none() {
     let odd = [
         ("\u{feff}correct horse", "a byte order mark"),
         ("correct horse\r", "a carriage return"),
@@ -557,7 +557,7 @@ async fn folders_with_nothing_but_their_markers_do_not_keep_a_pool_from_being_ma
 
 /// The process that made it may have been killed before it was on stable storage.
 #[test]
-fn a_key_file_is_synced_before_it_is_relied_on_and_what_is_no_file_is_left_alone() {
+fn key_file_is_synced_before_use_and_nonfiles_untouched() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("spindle.key");
     assert_eq!(source::make_durable(&path).unwrap_err().kind(), ErrorKind::Io, "it is missing");

@@ -28,7 +28,7 @@ async fn acquire(store: &Store, node: &NodeDir, take_over: bool) -> Result<Owner
 }
 
 #[tokio::test]
-async fn a_released_pool_is_opened_by_anybody_under_the_next_epoch() {
+async fn released_pool_opens_anywhere_under_the_next_epoch() {
     let store = FaultyStore::new(Fault::None).store();
     let ((_a_dir, a), (_b_dir, b)) = (node(), node());
     let first = acquire(&store, &a, false).await.unwrap();
@@ -316,7 +316,7 @@ async fn a_directory_from_which_no_pool_was_opened_is_left_as_it_was_found() {
 }
 
 #[test]
-fn a_lock_that_was_removed_while_somebody_waited_for_it_keeps_nobody_out() {
+fn removed_lock_file_keeps_no_process_out() {
     let dir = tempfile::tempdir().unwrap();
     let held = lock(dir.path()).unwrap();
     std::fs::remove_file(dir.path().join("lock")).unwrap();

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_in_part_is_never_listed_and_can_be_removed() {
+    fn partially_written_objects_are_unlisted_and_removable() {
         let dir = tempfile::tempdir().unwrap();
         let store = store(dir.path());
         let folder = dir.path().join("segments");

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_has_the_key_that_it_had_when_the_first_pools_were_made() {
+    fn prefix_keeps_the_key_of_the_first_pools() {
         for (url, key) in [
             ("s3://b/p/q", "p/q"),
             ("s3://b", ""),

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_the_client_would_choke_on_are_refused_by_the_name_of_their_variable() {
+    fn unusable_addresses_are_refused_by_variable_name() {
         let addresses = [S3, GCS, AZURE].map(|family| family.addresses);
         for name in addresses.concat() {
             let name = name.to_ascii_uppercase();

@@ -93,7 +93,7 @@ fn a_clock_that_jumps_there_and_back_has_passed_no_deadline() {
 }
 
 #[test]
-fn what_is_removed_while_the_clock_is_wrong_is_kept_for_its_time() {
+fn removals_under_a_wrong_clock_keep_their_full_time() {
     for days in [-3000, 3000] {
         let machine = manual_clock();
         let clock = ProvenClock::new(Arc::new(machine.clone()), boot(1), 0, None);
@@ -147,7 +147,7 @@ fn a_restart_forgets_nothing() {
 }
 
 #[test]
-fn a_machine_that_was_off_is_believed_after_a_day_and_nothing_is_told() {
+fn clock_after_downtime_is_trusted_after_a_day_silently() {
     let dir = tempfile::tempdir().unwrap();
     let path = Some(dir.path().join(FILE));
     let machine = manual_clock();
@@ -176,7 +176,7 @@ fn a_machine_that_was_off_is_believed_after_a_day_and_nothing_is_told() {
 }
 
 #[test]
-fn a_directory_without_an_observation_knows_what_the_records_say() {
+fn directory_without_an_observation_relies_on_the_records() {
     let machine = manual_clock();
     let open = |newest| ProvenClock::new(Arc::new(machine.clone()), boot(1), newest, None);
     assert!(open(0).is_even() && open(NOW - 10).is_even() && open(NOW + 1000 * DAY).is_even());

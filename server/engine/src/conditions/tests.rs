@@ -10,7 +10,7 @@ fn one(conditions: &Conditions) -> block::Condition {
 }
 
 #[test]
-fn a_limit_of_descriptors_below_what_is_configured_is_a_condition() {
+fn descriptor_limit_below_the_configured_need_is_a_condition() {
     let conditions = Conditions::default();
     show_descriptors(&conditions, Some(1024), 1000, 32);
     assert_eq!(one(&conditions).kind, ConditionKind::DescriptorLimit);
@@ -80,7 +80,7 @@ fn a_volume_without_its_dedicated_key_is_a_condition_under_its_present_name() {
 }
 
 #[test]
-fn a_volume_that_lost_writes_says_what_to_do() {
+fn condition_of_lost_writes_names_the_remedy() {
     let conditions = Conditions::default();
     let mut record = VolumeRecord::new(1, "db", 1 << 20, Durability::Flush, 0);
     record.has_lost_writes = true;

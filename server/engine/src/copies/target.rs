@@ -773,7 +773,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_does_not_answer_holds_nobody_up_and_one_thread() {
+    fn hanging_directory_blocks_one_thread_and_no_caller() {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         let ask =
             |time| runtime.block_on(answered("/a/directory/of/a/copy", None, open_slowly, time));

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn its_end_is_seen_at_the_next_look_but_one_at_the_latest() {
+    fn end_of_a_burst_is_seen_within_two_looks() {
         let begun = ManualClock::new().now();
         let mut burst = Burst::new(begun);
         let mut says = |ms: u64, batches: u64| {

@@ -127,7 +127,7 @@ async fn a_log_that_was_given_up_makes_every_volume_lose_writes() {
 
 /// Devices attached before the first loss, between the two, and after the second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_loss_is_one_for_whoever_attached_after_the_first() {
+async fn second_loss_counts_for_devices_attached_after_the_first() {
     let place = tempfile::tempdir().unwrap();
     let config = config(place.path(), "a");
     let give_up = || {
@@ -168,7 +168,7 @@ async fn a_second_loss_is_one_for_whoever_attached_after_the_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_take_over_that_is_cut_short_makes_every_volume_lose_writes_all_the_same() {
+async fn interrupted_take_over_still_marks_lost_writes() {
     let place = tempfile::tempdir().unwrap();
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
     let pool = made(&here).await;
@@ -225,7 +225,7 @@ async fn a_copy_leaves_devices_and_clients_to_the_original() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_opening_that_is_cut_short_before_there_is_a_log_steps_nobody_back() {
+async fn opening_cut_short_before_its_log_loses_no_writes() {
     let place = tempfile::tempdir().unwrap();
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
     made(&here).await.close().await.unwrap();
@@ -325,7 +325,7 @@ async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_stalled() {
 /// A log that another owner has superseded is removed only if it proves that the store has all of
 /// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_superseded_log_is_kept_unless_all_of_it_is_in_the_store() {
+async fn superseded_log_is_kept_unless_the_store_has_everything() {
     let place = tempfile::tempdir().unwrap();
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
     let stalled = |epoch: u64| place.path().join(format!("a/log.superseded-{epoch}"));

@@ -34,7 +34,7 @@ async fn segments(store: &InMemory) -> Vec<ObjectPath> {
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_long_write_keeps_the_memory_of_nothing_else() {
+async fn rest_of_a_long_write_retains_no_other_memory() {
     let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
     // Nothing is destaged during the test.
     let pool = open_with(dir.path(), &store, 1, log_options(), Duration::from_secs(3600)).await;
@@ -48,7 +48,7 @@ async fn what_is_left_of_a_long_write_keeps_the_memory_of_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_answered_is_there_after_a_kill_and_after_a_close() {
+async fn acknowledged_writes_survive_kill_and_close() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;
@@ -225,7 +225,7 @@ async fn a_flush_with_durability_store_waits_for_the_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_store_never_gets_ahead_of_what_the_log_has_on_stable_storage() {
+async fn store_never_gets_ahead_of_the_synced_log() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;
@@ -250,7 +250,7 @@ async fn the_store_never_gets_ahead_of_what_the_log_has_on_stable_storage() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn closing_ends_what_waits_for_the_store() {
+async fn closing_ends_waits_for_the_store() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;
@@ -282,7 +282,7 @@ async fn burst(volume: Arc<Volume>, is_over: Arc<AtomicBool>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_generation_waits_for_the_end_of_a_burst_unless_somebody_waits_for_the_store() {
+async fn burst_delays_a_generation_unless_a_caller_waits() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let log = LogOptions {
@@ -331,7 +331,7 @@ async fn a_generation_waits_for_the_end_of_a_burst_unless_somebody_waits_for_the
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_device_without_a_volatile_cache_is_answered_what_is_stable() {
+async fn writes_without_a_volatile_cache_are_stable_when_answered() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let pool = open_with(dir.path(), &store, 1, log_options(), Duration::from_secs(3600)).await;

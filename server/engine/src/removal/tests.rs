@@ -98,7 +98,7 @@ async fn a_pool_whose_data_cannot_go_to_the_store_is_not_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_purge_leaves_what_is_not_of_the_pool() {
+async fn purge_keeps_objects_of_others() {
     let place = tempfile::tempdir().unwrap();
     let config = config(place.path(), "a");
     let open = opening::open(&config, Opening::OrNew).await.unwrap();

@@ -144,7 +144,7 @@ async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
+async fn queued_requests_of_an_old_client_exclude_new_clients() {
     let dir = tempfile::tempdir().unwrap();
     let log = Arc::new(Permit::default());
     let reservations =
@@ -219,7 +219,7 @@ async fn nobody_comes_in_while_what_an_old_client_has_queued_may_still_come() {
 }
 
 #[tokio::test]
-async fn a_machine_that_comes_back_replaces_what_it_had() {
+async fn returning_machine_replaces_its_earlier_attachment() {
     let dir = tempfile::tempdir().unwrap();
     let reservations = open(dir.path());
     let before =
@@ -260,7 +260,7 @@ async fn a_client_that_did_not_hear_the_answer_asks_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_comes_in_while_an_attachment_is_written_down() {
+async fn clients_are_refused_while_an_attachment_is_recorded() {
     let dir = tempfile::tempdir().unwrap();
     let reservations = open(dir.path());
     let before =
@@ -345,7 +345,7 @@ async fn clients_of_another_history_are_forgotten_and_damage_is_named() {
 }
 
 #[tokio::test]
-async fn a_list_that_was_put_back_from_a_copy_gives_nobody_anything() {
+async fn reservation_list_restored_from_a_copy_grants_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(FILE);
     let reservations = open(dir.path());
@@ -375,7 +375,7 @@ async fn a_list_that_was_put_back_from_a_copy_gives_nobody_anything() {
 }
 
 #[tokio::test]
-async fn nobody_is_attached_while_a_volume_is_made_smaller() {
+async fn shrinking_a_volume_excludes_attachment() {
     let dir = tempfile::tempdir().unwrap();
     let reservations = open(dir.path());
     let first = reservations.guard_detached(1, "v").unwrap();

@@ -62,7 +62,7 @@ fn golden_documents_of_version_1() {
 }
 
 #[test]
-fn what_was_bad_is_remembered_until_it_is_looked_at_again() {
+fn bad_objects_are_remembered_until_the_next_check() {
     let mut record = ScrubRecord::new(Uuid::nil());
     record.begin(1000, 100);
     for number in [3, 5, 9, 20] {

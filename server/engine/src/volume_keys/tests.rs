@@ -137,7 +137,7 @@ async fn an_earlier_owner_neither_destroys_nor_makes_keys() {
 /// Every answer may be wrong about the outcome. A key that was reported as made exists, and one
 /// that was reported as destroyed does not.
 #[tokio::test]
-async fn what_was_answered_is_so_when_answers_get_lost() {
+async fn reported_key_changes_hold_when_answers_get_lost() {
     let seeds = match std::env::var("SEED") {
         Ok(seed) => vec![seed.parse().expect("SEED is a number")],
         Err(_) => (1..=20u64).collect(),

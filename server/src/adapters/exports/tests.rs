@@ -145,7 +145,7 @@ async fn auto_means_write_for_a_client_on_another_machine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_reboot_a_client_elsewhere_is_not_lost_writes_silently() {
+async fn remote_client_loses_no_writes_silently_after_a_reboot() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let client = |peer| Client {

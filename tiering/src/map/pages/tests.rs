@@ -70,7 +70,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn folding_is_what_assigning_block_by_block_gives(operands in any_operands(), cut in 0u64..12) {
+    fn folding_equals_assigning_block_by_block(operands in any_operands(), cut in 0u64..12) {
         let mut model = vec![None; 256];
         for operand in &operands {
             if operand.is_image() {
@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_replaced_is_counted_once(older in any_runs(), newer in any_runs()) {
+    fn replaced_blocks_are_counted_once(older in any_runs(), newer in any_runs()) {
         let mut counted = std::collections::BTreeMap::new();
         for_each_replaced(&older, &newer, |run| {
             *counted.entry(run.segment).or_insert(0) += run.count();
@@ -115,7 +115,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_encoded_decodes_to_the_same(runs in any_runs(), lsn in 1u64.., kind in any_kind(), copy: u64) {
+    fn encoded_operands_decode_to_the_same(runs in any_runs(), lsn in 1u64.., kind in any_kind(), copy: u64) {
         let kind = match kind {
             OperandKind::Image { .. } => OperandKind::Image { copy: Lsn(copy % lsn) },
             delta => delta,
@@ -164,7 +164,7 @@ proptest! {
     /// The counted blocks are those of the folded page and those that keeping operands have
     /// replaced since the newest image.
     #[test]
-    fn what_is_kept_is_counted_until_an_image_comes(operands in any_operands()) {
+    fn kept_blocks_are_counted_until_the_next_image(operands in any_operands()) {
         let mut now: Vec<Cell> = vec![None; 256];
         let mut kept = 0u32;
         for operand in &operands {
@@ -185,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn what_has_changed_is_what_is_elsewhere_or_gone(older in any_runs(), newer in any_runs()) {
+    fn changed_blocks_are_those_moved_or_removed(older in any_runs(), newer in any_runs()) {
         let of = |runs: &[Run]| cells(runs).into_iter().map(|cell| {
             cell.flatten().map(|(segment, frame, _, _, within)| (segment, frame, within))
         }).collect::<Vec<_>>();
@@ -199,7 +199,7 @@ proptest! {
     }
 
     #[test]
-    fn a_difference_is_what_is_elsewhere(runs in any_runs(), other in any_runs()) {
+    fn difference_lists_blocks_stored_elsewhere(runs in any_runs(), other in any_runs()) {
         // Segment and index alone identify the place of a frame.
         let of = |runs: &[Run]| cells(runs).into_iter().map(|cell| {
             cell.flatten().map(|(segment, frame, _, _, within)| (segment, frame, within))

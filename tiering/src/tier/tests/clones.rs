@@ -395,7 +395,7 @@ pub(super) async fn random_history(seed: u64, seeded_bugs: SeededBugs) -> u32 {
 }
 
 #[test]
-fn every_clone_holds_what_was_written_to_it_and_what_it_was_made_from() {
+fn every_clone_shows_its_own_writes_and_its_origin() {
     let mut rollback_count = 0;
     for seed in seeds(2) {
         println!("SEED={seed}");
@@ -579,7 +579,7 @@ pub(super) fn a_crash_at_any_request_leaves_every_clone_as_it_was() {
 
 /// A range that is older than a snapshot, and not folded when the volume is rolled back to it.
 #[test]
-fn what_was_trimmed_before_a_snapshot_stays_so_after_a_rollback() {
+fn blocks_trimmed_before_a_snapshot_stay_trimmed_after_rollback() {
     runtime().block_on(async {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let tier = Tier::open(options(store, 1)).await.unwrap();

@@ -152,7 +152,7 @@ async fn churn(seed: u64, seeded_bugs: SeededBugs) {
 }
 
 #[test]
-fn a_copy_is_a_state_of_the_pool_whatever_fails() {
+fn copy_is_a_state_of_the_pool_despite_failures() {
     for seed in seeds(2) {
         println!("SEED={seed}");
         runtime().block_on(churn(seed, SeededBugs::default()));
@@ -215,7 +215,7 @@ async fn a_cut_copy_has_no_manifest(seeded_bugs: SeededBugs) {
 }
 
 #[test]
-fn a_copy_that_is_cut_short_goes_on_where_it_was() {
+fn interrupted_copy_resumes_where_it_stopped() {
     runtime().block_on(a_cut_copy_has_no_manifest(SeededBugs::default()));
 }
 
@@ -349,7 +349,7 @@ fn a_copy_that_has_more_than_the_pool_is_refused() {
 }
 
 #[test]
-fn damage_in_the_pool_does_not_end_copying_and_never_replaces_what_is_whole() {
+fn damaged_objects_neither_end_copying_nor_replace_whole_ones() {
     runtime().block_on(async {
         let source = Arc::new(FaultStore::default());
         let tier = Tier::open(options(source.clone(), 1)).await.unwrap();
@@ -428,7 +428,7 @@ async fn damaged_once(is_whole_in_copy: bool, seeded_bugs: SeededBugs) -> bool {
 }
 
 #[test]
-fn what_was_copied_damaged_is_looked_at_again_after_a_restart_and_never_replaces_what_is_whole() {
+fn damaged_copies_are_rechecked_and_never_replace_whole_objects() {
     for is_whole_in_copy in [true, false] {
         let made = runtime().block_on(damaged_once(is_whole_in_copy, SeededBugs::default()));
         assert!(made, "whole in the copy: {is_whole_in_copy}");
@@ -502,7 +502,7 @@ async fn taken_over_meanwhile(seeded_bugs: SeededBugs) -> bool {
 }
 
 #[test]
-fn an_owner_of_the_past_makes_no_state_that_lacks_something() {
+fn superseded_owner_makes_no_incomplete_state() {
     assert!(runtime().block_on(taken_over_meanwhile(SeededBugs::default())));
     let seeded_bugs =
         SeededBugs { missing_unowned: true, missing_unconfirmed: true, ..SeededBugs::default() };

@@ -4,7 +4,7 @@ use super::*;
 use object_store::local::LocalFileSystem;
 
 #[test]
-fn what_was_destaged_is_read_back_after_every_reopen() {
+fn destaged_data_reads_back_after_every_reopen() {
     for seed in seeds(4) {
         println!("SEED={seed}");
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
@@ -153,7 +153,7 @@ fn a_crash_while_the_pool_is_made_leaves_a_store_that_opens() {
 }
 
 #[test]
-fn a_first_start_that_was_cut_short_is_begun_anew() {
+fn interrupted_first_start_is_repeated() {
     runtime().block_on(async {
         let dir = tempfile::tempdir().unwrap();
         // Left by a start that was interrupted before the database's first object had its name.

@@ -12,7 +12,7 @@ async fn paths(store: &dyn ObjectStore, folder: &str) -> Vec<Path> {
 }
 
 #[test]
-fn damage_is_an_error_that_names_what_and_never_wrong_data() {
+fn damage_is_a_named_error_and_never_wrong_data() {
     for seed in seeds(1) {
         println!("SEED={seed}");
         runtime().block_on(async {
@@ -84,7 +84,7 @@ async fn is_noticed(store: &Arc<dyn ObjectStore>, epoch: u64, model: &Model) -> 
 }
 
 #[test]
-fn a_damaged_map_page_is_its_volumes_and_nobody_elses() {
+fn damaged_map_page_affects_only_its_volume() {
     runtime().block_on(async {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();

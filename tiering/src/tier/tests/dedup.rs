@@ -11,7 +11,7 @@ use std::panic::AssertUnwindSafe;
 const BLOCK: usize = BLOCK_BYTES as usize;
 
 #[test]
-fn clones_and_rollbacks_hold_what_they_should() {
+fn clones_and_rollbacks_match_the_model() {
     with_dedup(|| {
         for seed in seeds(2) {
             println!("SEED={seed}");
@@ -21,7 +21,7 @@ fn clones_and_rollbacks_hold_what_they_should() {
 }
 
 #[test]
-fn snapshots_show_what_was_there() {
+fn snapshots_match_the_model() {
     with_dedup(|| {
         for seed in seeds(2) {
             println!("SEED={seed}");
@@ -50,7 +50,7 @@ fn a_crash_at_any_request_leaves_a_prefix() {
 }
 
 #[test]
-fn what_is_under_a_key_is_gone_with_it_and_nothing_else_is() {
+fn destroying_a_key_erases_only_its_data() {
     with_dedup(|| {
         for seed in seeds(1) {
             println!("SEED={seed}");
@@ -109,7 +109,7 @@ async fn check_holds(tier: &Tier, volume: u32, first_block: u64, want: &[u8]) {
 
 /// The basic requirement: two clones of one template with equal updates, and recurring pages.
 #[test]
-fn what_is_written_alike_is_stored_once() {
+fn identical_blocks_are_stored_once() {
     runtime().block_on(async {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
@@ -203,7 +203,7 @@ fn what_is_written_alike_is_stored_once() {
 
 /// Everything is removed, together with all records of deduplication.
 #[test]
-fn nothing_is_left_of_what_is_gone() {
+fn removing_all_data_leaves_no_records() {
     runtime().block_on(async {
         let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
         for volume in [1, 3] {
@@ -276,7 +276,7 @@ fn clones_that_are_gone_leave_no_back_references() {
 
 /// A block that cannot be read is not used as a duplicate, and does not block destage.
 #[test]
-fn what_cannot_be_read_is_stored_once_more() {
+fn unreadable_duplicates_are_stored_again() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
@@ -382,7 +382,7 @@ async fn is_healed_by_writing(seeded_bugs: SeededBugs, is_noticed_by_reader: boo
 }
 
 #[test]
-fn writing_again_heals_what_is_known_to_be_damaged() {
+fn rewriting_heals_blocks_known_to_be_damaged() {
     let seeded_bugs = SeededBugs { bad_reused: true, ..SeededBugs::default() };
     for is_noticed_by_reader in [false, true] {
         let run = |seeded_bugs| {
@@ -396,7 +396,7 @@ fn writing_again_heals_what_is_known_to_be_damaged() {
 /// In a restored pool, blocks that only the copy has are not used as duplicates until they are
 /// here.
 #[test]
-fn nothing_new_depends_on_what_is_not_here_yet() {
+fn new_data_does_not_depend_on_unfetched_blocks() {
     runtime().block_on(async {
         let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
         tier.set_dedup(VolumeId(1), true);

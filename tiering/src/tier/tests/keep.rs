@@ -155,7 +155,7 @@ async fn read_along(
 }
 
 #[test]
-fn a_database_that_has_given_up_is_opened_anew_and_no_window_is_lost_or_halved() {
+fn failed_database_is_reopened_without_losing_a_window() {
     for seed in seeds(2) {
         println!("SEED={seed}");
         runtime().block_on(async {
@@ -316,7 +316,7 @@ async fn claim(store: Arc<dyn ObjectStore>) -> Result<()> {
 }
 
 #[test]
-fn a_claim_in_between_is_told_from_our_own_by_who_grants_ownership() {
+fn foreign_claim_during_reopening_is_distinguished_from_our_own() {
     let fenced = || Error::new(ErrorKind::Fenced, "taken over");
     for is_still_ours in [true, false] {
         runtime().block_on(async {
@@ -387,7 +387,7 @@ fn an_owner_that_lost_the_pool_claims_nothing() {
 }
 
 #[test]
-fn a_clock_that_was_ahead_keeps_nobody_from_writing() {
+fn clock_that_was_ahead_does_not_block_writes() {
     runtime().block_on(async {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         for (epoch, hours) in [(1, 48), (2, 0), (3, 1), (4, 0)] {

@@ -142,7 +142,7 @@ pub(super) async fn destroyed(seed: u64, seeded_bugs: SeededBugs) {
 }
 
 #[test]
-fn what_is_under_a_key_is_gone_with_it_and_nothing_else_is() {
+fn destroying_a_key_erases_only_its_data() {
     for seed in seeds(3) {
         println!("SEED={seed}");
         runtime().block_on(destroyed(seed, SeededBugs::default()));
@@ -161,7 +161,7 @@ fn a_segment_under_the_wrong_key_is_found() {
 
 /// If the key is missing by mistake, reclaim leaves segments alone that are still referenced.
 #[test]
-fn what_is_live_under_a_missing_key_stays_until_the_key_is_back() {
+fn live_data_under_a_missing_key_is_kept() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut world = World::new(5);
@@ -240,7 +240,7 @@ async fn dropped_with_key(seeded_bugs: SeededBugs) {
 }
 
 #[test]
-fn what_is_on_its_way_out_under_a_destroyed_key_is_not_called_damaged() {
+fn dropped_data_under_a_destroyed_key_is_not_damaged() {
     runtime().block_on(dropped_with_key(SeededBugs::default()));
     with_dedup(|| runtime().block_on(dropped_with_key(SeededBugs::default())));
     let seeded_bugs = SeededBugs { keyless_damaged: true, ..SeededBugs::default() };

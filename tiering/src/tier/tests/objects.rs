@@ -254,7 +254,7 @@ fn a_copy_that_hangs_does_not_keep_readers_from_another_one() {
 }
 
 #[test]
-fn a_restore_fetches_the_rest_and_goes_on_asking_for_what_the_copy_does_not_send() {
+fn restore_fetches_the_rest_and_retries_missing_objects() {
     runtime().block_on(async {
         let (tier, copying, state, paths) = copied().await;
         let copy = copying.target.clone();
@@ -291,7 +291,7 @@ fn a_restore_fetches_the_rest_and_goes_on_asking_for_what_the_copy_does_not_send
 }
 
 #[test]
-fn an_outage_of_the_own_store_is_not_judged_by_what_the_copy_sends() {
+fn store_outage_is_not_judged_by_its_copy() {
     runtime().block_on(async {
         let (tier, copying, state, paths) = copied().await;
         let own = Arc::new(FaultStore::default());

@@ -60,7 +60,7 @@ fn another_pool_key_opens_nothing() {
 }
 
 #[test]
-fn an_owner_of_the_past_that_opens_late_does_not_disturb_the_present_one() {
+fn superseded_owner_opening_late_does_not_disturb_the_present() {
     runtime().block_on(async {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let mut world = World::new(2);
@@ -75,7 +75,7 @@ fn an_owner_of_the_past_that_opens_late_does_not_disturb_the_present_one() {
 }
 
 #[test]
-fn a_reader_writes_only_its_checkpoint_and_fences_nobody() {
+fn reader_writes_only_its_checkpoint_and_fences_no_owner() {
     runtime().block_on(async {
         let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let error = Tier::open_read_only(options(shared.clone(), 1)).await.err().unwrap();

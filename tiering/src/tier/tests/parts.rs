@@ -210,7 +210,7 @@ async fn history(seed: u64, seeded_bugs: SeededBugs) -> u64 {
 }
 
 #[test]
-fn a_copy_of_some_volumes_has_what_they_show() {
+fn partial_copy_holds_all_visible_data_of_its_volumes() {
     let mut lacked_count = 0;
     for seed in seeds(2) {
         println!("SEED={seed}");
@@ -220,7 +220,7 @@ fn a_copy_of_some_volumes_has_what_they_show() {
 }
 
 #[test]
-fn a_copy_of_some_volumes_has_what_they_share() {
+fn partial_copy_holds_shared_data_of_its_volumes() {
     let mut lacked_count = 0;
     for seed in seeds(2) {
         println!("SEED={seed}");
@@ -288,7 +288,7 @@ async fn reclaimed_before_the_choice(seeded_bugs: SeededBugs) -> u64 {
 }
 
 #[test]
-fn what_is_not_there_on_purpose_is_not_damaged_before_the_choice() {
+fn deliberately_absent_data_is_not_damaged_before_the_choice() {
     let run = |seeded_bugs| runtime().block_on(reclaimed_before_the_choice(seeded_bugs));
     assert_eq!(run(SeededBugs::default()), 0);
     let seeded_bugs = SeededBugs { lacking_unchosen: true, ..SeededBugs::default() };

@@ -251,7 +251,7 @@ fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
 }
 
 #[test]
-fn what_a_commit_of_unknown_outcome_forgot_is_deleted_only_if_it_did() {
+fn segments_forgotten_by_an_uncertain_commit_await_its_outcome() {
     for is_durable in [false, true] {
         runtime().block_on(async {
             let dir = tempfile::tempdir().unwrap();
@@ -296,7 +296,7 @@ fn what_a_commit_of_unknown_outcome_forgot_is_deleted_only_if_it_did() {
 }
 
 #[test]
-fn a_check_beside_the_owner_tells_reclaimed_segments_from_missing_ones() {
+fn check_beside_the_owner_distinguishes_reclaimed_from_missing_segments() {
     runtime().block_on(async {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
@@ -355,7 +355,7 @@ async fn sweep_beside_a_commit(seeded_bugs: SeededBugs) -> bool {
 }
 
 #[test]
-fn what_a_commit_forgets_is_not_deleted_before_it_is_durable() {
+fn forgotten_segments_are_deleted_only_after_a_durable_commit() {
     let run = |seeded_bugs| {
         let runtime = runtime();
         let is_deleted = runtime.block_on(sweep_beside_a_commit(seeded_bugs));
@@ -368,7 +368,7 @@ fn what_a_commit_forgets_is_not_deleted_before_it_is_durable() {
 }
 
 #[test]
-fn a_pass_is_made_again_after_an_outage() {
+fn pass_is_repeated_after_an_outage() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut opened = options(store.clone(), 1);

@@ -123,7 +123,7 @@ async fn live_restored(seed: u64) {
 }
 
 #[test]
-fn a_restored_pool_lives_while_it_is_fetched_and_needs_nobody_afterwards() {
+fn restored_pool_works_during_the_fetch_and_alone_afterwards() {
     for seed in seeds(4) {
         println!("SEED={seed}");
         runtime().block_on(live_restored(seed));
@@ -131,7 +131,7 @@ fn a_restored_pool_lives_while_it_is_fetched_and_needs_nobody_afterwards() {
 }
 
 #[test]
-fn what_was_read_most_in_the_pool_is_fetched_first_and_the_rest_after_it() {
+fn most_read_data_is_fetched_first() {
     runtime().block_on(async {
         let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
         for lsn in 1..=8 {
@@ -175,7 +175,7 @@ fn what_was_read_most_in_the_pool_is_fetched_first_and_the_rest_after_it() {
 }
 
 #[test]
-fn what_the_copy_lacks_is_named_and_the_rest_is_fetched() {
+fn missing_objects_are_named_and_the_rest_is_fetched() {
     runtime().block_on(async {
         let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
         for lsn in 1..=4 {
@@ -293,7 +293,7 @@ async fn put_while_hydrating(seeded_bugs: SeededBugs) -> bool {
 }
 
 #[test]
-fn hydration_never_replaces_what_the_pool_has_got_meanwhile() {
+fn hydration_never_replaces_newer_objects_of_the_pool() {
     assert!(runtime().block_on(put_while_hydrating(SeededBugs::default())));
     let seeded_bugs = SeededBugs { hydrate_overwrites: true, ..SeededBugs::default() };
     assert!(!runtime().block_on(put_while_hydrating(seeded_bugs)), "nobody noticed");
@@ -338,7 +338,7 @@ async fn whole_beside_a_commit(seeded_bugs: SeededBugs) -> bool {
 }
 
 #[test]
-fn a_restored_pool_has_everything_only_by_what_is_durable() {
+fn restored_pool_counts_as_complete_only_once_durable() {
     let run = |seeded_bugs| {
         let runtime = runtime();
         let is_complete = runtime.block_on(whole_beside_a_commit(seeded_bugs));
@@ -351,7 +351,7 @@ fn a_restored_pool_has_everything_only_by_what_is_durable() {
 }
 
 #[test]
-fn what_is_repaired_in_a_restored_pool_is_read_from_there() {
+fn repaired_objects_of_a_restored_pool_are_read_locally() {
     runtime().block_on(async {
         let (tier, copying, state, paths) = copied().await;
         let last = paths.last().unwrap().clone();

@@ -139,7 +139,7 @@ async fn damaged_everywhere_but_once(seed: u64, seeded_bugs: SeededBugs) {
 }
 
 #[test]
-fn what_is_damaged_is_put_back_from_a_copy() {
+fn damaged_objects_are_repaired_from_a_copy() {
     for seed in seeds(6) {
         println!("SEED={seed}");
         runtime().block_on(damaged_everywhere_but_once(seed, SeededBugs::default()));
@@ -149,7 +149,7 @@ fn what_is_damaged_is_put_back_from_a_copy() {
 /// A read is answered from a copy as soon as there is one; a segment that no copy has is reported
 /// and left alone.
 #[test]
-fn a_reader_repairs_what_it_lacks_and_what_nobody_has_stays_as_it_is() {
+fn reads_repair_from_copies_and_leave_other_damage_alone() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
@@ -229,7 +229,7 @@ async fn back_after(request_count: u64) -> bool {
 }
 
 #[test]
-fn a_reader_sees_that_somebody_else_has_put_back_what_it_lacks() {
+fn reader_notices_repairs_by_another_process() {
     for count in 1..=12 {
         assert!(runtime().block_on(back_after(count)), "{count}");
     }
@@ -278,7 +278,7 @@ async fn reclaimed_while_it_is_put_back(seeded_bugs: SeededBugs) {
 }
 
 #[test]
-fn what_is_reclaimed_while_it_is_put_back_is_gone() {
+fn segment_reclaimed_during_repair_stays_deleted() {
     runtime().block_on(reclaimed_while_it_is_put_back(SeededBugs::default()));
 }
 
@@ -353,7 +353,7 @@ async fn churn(seed: u64) {
 }
 
 #[test]
-fn mending_goes_on_beside_writes_reclaim_and_failing_copies() {
+fn repair_continues_beside_writes_reclaim_and_failing_copies() {
     for seed in seeds(2) {
         println!("SEED={seed}");
         runtime().block_on(churn(seed));

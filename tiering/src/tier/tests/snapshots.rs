@@ -255,7 +255,7 @@ pub(super) async fn random_history(seed: u64, seeded_bugs: SeededBugs) {
 }
 
 #[test]
-fn every_snapshot_shows_what_was_there_whatever_comes_after() {
+fn every_snapshot_keeps_its_state_despite_later_changes() {
     for seed in seeds(2) {
         println!("SEED={seed}");
         runtime().block_on(random_history(seed, SeededBugs::default()));
@@ -351,7 +351,7 @@ async fn block_at(tier: &Tier, at: Option<Lsn>, block: u64) -> u8 {
 /// A volume is stalled while a snapshot of it is made; its late entries come before the snapshot or
 /// after it.
 #[test]
-fn what_comes_late_is_shown_by_the_snapshots_behind_it() {
+fn late_entries_appear_in_the_right_snapshots() {
     runtime().block_on(async {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
@@ -503,7 +503,7 @@ async fn stored_bytes(store: &dyn ObjectStore) -> u64 {
 /// Pages that were only partly overwritten have no copies. Blocks that they still count for a
 /// snapshot are found even if the pages are not written any more.
 #[test]
-fn space_comes_back_where_nobody_writes_any_more() {
+fn space_is_reclaimed_without_further_writes() {
     runtime().block_on(async {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let mut opened = options(store.clone(), 1);

@@ -90,7 +90,7 @@ fn window_of(lsn: u64, start: u64, bytes: Vec<u8>) -> Window<Bytes> {
 }
 
 #[test]
-fn a_destage_gets_over_bad_transfers_of_what_it_reads() {
+fn destage_survives_bad_transfers_of_its_reads() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut uncached = options(store.clone(), 1);
@@ -295,7 +295,7 @@ fn metadata_that_is_cut_short_is_damage_and_says_which_object() {
 /// An object that the store does not delete, from a crash or of this epoch, is skipped; retrying it
 /// needs no listing.
 #[test]
-fn an_object_that_cannot_be_deleted_holds_nothing_up_and_is_tried_again_later() {
+fn undeletable_object_delays_nothing_and_is_retried() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut world = World::new(3);

@@ -29,7 +29,7 @@ async fn make_earlier(pool: &Pool, name: &str, keep: Keep, times: &[u64]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schedule_removes_what_it_made_and_does_not_keep_and_nothing_else() {
+async fn schedule_removes_only_its_own_expired_snapshots() {
     let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
     let pool = open(dir.path(), &store, 1).await;
     for name in ["db", "wal"] {
@@ -81,7 +81,7 @@ async fn a_schedule_removes_what_it_made_and_does_not_keep_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clone_whose_time_is_over_goes_and_can_be_restored() {
+async fn expired_clone_is_removed_and_can_be_restored() {
     let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
     let pool = open(dir.path(), &store, 1).await;
     let db = pool.create_volume("db", MIB, Durability::Flush).await.unwrap();
@@ -120,7 +120,7 @@ async fn a_clone_whose_time_is_over_goes_and_can_be_restored() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_snapshot_alone_holds_is_known_of_a_volume_first_written_since_the_start() {
+async fn space_held_by_snapshots_is_known_for_new_volumes() {
     let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
     let pool = open(dir.path(), &store, 1).await;
     let db = pool.create_volume("db", MIB, Durability::Flush).await.unwrap();

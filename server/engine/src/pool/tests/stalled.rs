@@ -144,7 +144,7 @@ async fn a_volume_that_cannot_be_destaged_does_not_pin_the_log_of_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_log_of_one_sick_volume_stalls_nobody_else_and_it_alone_is_refused() {
+async fn full_log_of_a_stalled_volume_refuses_it_alone() {
     let world = World::stall().await;
     // No spill file can be written for now, so that the ring fills up.
     let (log, away) = (world.dir.path().join("log"), world.dir.path().join("away"));
@@ -225,7 +225,7 @@ async fn contents(world: &World) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_death_between_any_two_steps_loses_nothing_and_brings_nothing_old_back() {
+async fn crash_between_any_steps_neither_loses_nor_reverts_data() {
     let steps = ["spill-start", "spill-written", "spill-committed", "spill-released"];
     for step in steps.into_iter().chain(["late-committed", "late-dropped"]) {
         println!("{step}");
@@ -345,7 +345,7 @@ async fn a_missing_or_damaged_spill_file_closes_its_volume_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_machine_is_told_what_it_lacks_and_may_give_the_volume_up() {
+async fn second_machine_reports_missing_data_and_may_abandon_it() {
     let world = World::stall().await;
     world.good.write(0, pattern(8, 65536), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap_err();
@@ -412,7 +412,7 @@ fn damage_newest_large_batch(dir: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_rots_in_the_log_is_an_error_until_it_is_written_over() {
+async fn rotten_log_data_is_an_error_until_overwritten() {
     // Nothing stays in memory, and nothing is destaged without a request: the ring has the only
     // copy.
     let options = LogOptions { payload_memory_bytes: 0, ..log_options() };
@@ -584,7 +584,7 @@ async fn a_large_backlog_comes_back_when_only_its_newest_part_covers_the_damage(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_missing_spill_file_held_can_be_given_up() {
+async fn data_of_a_missing_spill_file_can_be_abandoned() {
     let world = World::stall().await;
     world.bad.write(65536, pattern(6, 65536), NO_FUA).await.unwrap();
     world.pool.destage_all().await.unwrap_err();
@@ -670,7 +670,7 @@ async fn a_spill_file_that_cannot_be_written_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_file_that_is_cut_short_under_the_daemon_pins_nobody_else() {
+async fn truncated_log_file_does_not_pin_other_volumes() {
     let options = LogOptions { payload_memory_bytes: 0, ..log_options() };
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
