@@ -42,7 +42,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "LogTailUnproven",
         "server/engine/src/conditions/tests.rs",
-        "a_tail_that_is_not_proven_is_a_condition_until_the_next_opening",
+        "unproven_tail_is_a_condition_until_the_next_opening",
     ),
     ("LogFull", "tests/e2e/conditions.rs", "unreachable_store_is_reported_with_its_consequences"),
     (
@@ -58,33 +58,33 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "MetadataReopening",
         "tiering/src/tier/tests/keep.rs",
-        "a_database_that_cannot_be_opened_again_is_a_condition_until_it_can",
+        "failing_reopening_of_the_database_is_a_condition",
     ),
     (
         "CacheShrunk",
         "tiering/src/cache/tests.rs",
-        "a_cache_whose_disk_was_full_says_so_and_grows_again_by_itself",
+        "full_cache_disk_is_reported_until_the_cache_grows",
     ),
     ("CacheFailing", "tiering/src/cache/tests.rs", "frames_that_do_not_verify_are_a_condition"),
     (
         "NoRecoveryKey",
         "server/src/serve/tests.rs",
-        "a_recovery_key_that_was_not_made_is_a_condition_until_it_is",
+        "missing_recovery_key_is_a_condition_until_created",
     ),
     (
         "CopyFailing",
         "tests/e2e/dedicated_keys.rs",
-        "a_copy_that_is_away_keeps_the_key_and_status_says_so",
+        "unreachable_copy_keeps_the_key_and_shows_in_status",
     ),
     (
         "CopyHoldsErasedKeys",
         "tests/e2e/dedicated_keys.rs",
-        "a_copy_that_is_away_keeps_the_key_and_status_says_so",
+        "unreachable_copy_keeps_the_key_and_shows_in_status",
     ),
     (
         "RestoreFailing",
         "tests/e2e/copies.rs",
-        "a_restored_pool_whose_copy_is_gone_says_so_until_it_is_back",
+        "restored_pool_reports_a_missing_copy_until_it_returns",
     ),
     (
         "ScrubFailing",
@@ -95,18 +95,14 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "ReclaimBlocked",
         "tiering/src/tier/tests/reclaim.rs",
-        "a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not",
+        "segment_with_a_damaged_frame_is_left_alone",
     ),
     (
         "MaintenanceFailing",
         "server/engine/src/destage/upkeep.rs",
         "a_job_that_fails_for_long_is_a_condition_until_it_succeeds",
     ),
-    (
-        "JobDied",
-        "server/engine/src/jobs.rs",
-        "a_vital_job_that_panics_ends_the_process_and_a_useful_one_does_not",
-    ),
+    ("JobDied", "server/engine/src/jobs.rs", "only_a_vital_job_ends_the_process_by_panic"),
     (
         "DeviceNotServed",
         "server/devices/src/attachments/tests.rs",
@@ -120,7 +116,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "ClockJumped",
         "server/engine/src/clock/tests.rs",
-        "a_jump_forward_passes_no_deadline_until_the_clock_has_gone_evenly_for_a_day",
+        "jumped_clock_is_trusted_after_a_steady_day",
     ),
     (
         "ClientSilent",
@@ -135,7 +131,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "LogUnreadable",
         "server/engine/src/conditions/tests.rs",
-        "parts_of_the_log_that_the_disk_does_not_read_are_a_condition",
+        "unreadable_parts_of_the_log_are_a_condition",
     ),
     (
         "ObjectMissing",
@@ -145,7 +141,7 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
     (
         "ObjectUnreadable",
         "tiering/src/tier/tests/objects.rs",
-        "an_unreadable_object_is_named_and_everything_else_goes_on",
+        "unreadable_object_is_named_and_affects_nothing_else",
     ),
     (
         "RestoreIncomplete",

@@ -306,7 +306,7 @@ fn partial_restore_is_limited_before_serving_despite_crashes() {
 /// A step that the link records as done is in the store, for a machine that takes over the pool
 /// with the store alone.
 #[test]
-fn a_pool_restored_under_another_name_keeps_it_when_its_machine_is_lost() {
+fn renamed_restored_pool_keeps_its_name_without_its_machine() {
     if !is_faulty_built() {
         return;
     }

@@ -211,7 +211,7 @@ fn dies_at_each(
 }
 
 #[test]
-fn a_fail_point_that_the_daemon_never_comes_to_does_not_count_as_fired() {
+fn unreached_fail_point_does_not_count_as_fired() {
     if !binary("spindle-faulty").exists() {
         return skip("the build with fail points is missing (tests/run makes it)");
     }

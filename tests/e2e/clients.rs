@@ -214,7 +214,7 @@ fn write_until(
 }
 
 #[test]
-fn a_client_that_reconnects_notices_only_a_pause_when_the_daemon_is_killed() {
+fn reconnecting_client_sees_a_pause_when_the_daemon_dies() {
     needs!("nbdkit");
     let mut daemon = daemon();
     let place = Place::new();

@@ -205,7 +205,7 @@ fn restored_pool_serves_during_fetch_despite_kills_and_outages() {
 }
 
 #[test]
-fn a_restored_pool_whose_copy_is_gone_says_so_until_it_is_back() {
+fn restored_pool_reports_a_missing_copy_until_it_returns() {
     let mut source = Daemon::started(SMALL, &[("db", "32MiB")]);
     let copy = source.place().join("copy");
     let url = copy.display().to_string();
@@ -239,7 +239,7 @@ fn a_restored_pool_whose_copy_is_gone_says_so_until_it_is_back() {
 }
 
 #[test]
-fn a_destination_that_is_not_mounted_is_not_taken_for_an_empty_copy() {
+fn unmounted_destination_is_not_mistaken_for_an_empty_copy() {
     let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
     source.announce("could not bring the copy");
     let place = source.place().path().to_owned();
@@ -522,7 +522,7 @@ fn a_copy_with_a_key_of_its_own_opens_with_that_alone() {
 /// If the bucket is put back to an earlier state and the pool continues from there, the copy keeps
 /// the later state.
 #[test]
-fn a_pool_that_was_put_back_never_replaces_its_copy() {
+fn rolled_back_pool_never_replaces_its_copy() {
     let mut source = Daemon::started(SMALL, &[("db", "8MiB")]);
     let copy = source.place().join("copy");
     let url = copy.display().to_string();

@@ -101,7 +101,7 @@ fn an_erased_volume_is_gone_from_every_copy_and_its_neighbours_stay() {
 
 /// A copy that cannot be reached is named until it is reached.
 #[test]
-fn a_copy_that_is_away_keeps_the_key_and_status_says_so() {
+fn unreachable_copy_keeps_the_key_and_shows_in_status() {
     let mut daemon = Daemon::started(SMALL, &[("plain", "8MiB")]);
     let _ = daemon.json(&["volume", "create", "own", "8MiB", "--dedicated-key"]);
     connect(&daemon, "own").write(0, &random(3), 0);

@@ -123,12 +123,12 @@ fn twins() {
 /// linked fetch ends silently. The request is answered with an error, and its tag serves the next
 /// one.
 #[test]
-fn a_read_that_cannot_be_handed_over_fails_and_the_device_goes_on() {
+fn undeliverable_read_fails_while_the_device_continues() {
     needs_root!();
     if !binary("spindle-faulty").exists() {
         return skip("the build with seeded failures is missing (tests/run makes it)");
     }
-    let name = "devices_moments::a_read_that_cannot_be_handed_over_fails_and_the_device_goes_on";
+    let name = "devices_moments::undeliverable_read_fails_while_the_device_continues";
     guest::run(name, Duration::from_secs(120), &[], not_handed_over);
 }
 
@@ -485,12 +485,12 @@ fn killed_while_it_looks(driver: &[&str], is_seeded: bool) -> bool {
 /// meanwhile. If the daemon were killed at this point, the device that it leaves could not be taken
 /// over. So the daemon does not give that command before the store has answered.
 #[test]
-fn a_daemon_that_is_killed_while_the_store_does_not_answer_leaves_no_device_behind_a_lock() {
+fn daemon_killed_during_an_outage_leaves_no_locked_device() {
     needs_root!();
     if !binary("spindle-faulty").exists() {
         return skip("the build with seeded failures is missing (tests/run makes it)");
     }
-    let name = "devices_moments::a_daemon_that_is_killed_while_the_store_does_not_answer_leaves_no_device_behind_a_lock";
+    let name = "devices_moments::daemon_killed_during_an_outage_leaves_no_locked_device";
     guest::run(name, Duration::from_secs(600), &[], || {
         assert!(killed_while_it_attaches(false));
         if is_table_read_at_start() {
@@ -650,9 +650,9 @@ fn stopped_without_a_store(ask_to_stop: impl Fn(&Daemon)) {
 }
 
 #[test]
-fn a_device_does_not_go_on_with_a_volume_that_has_lost_writes() {
+fn device_stops_when_its_volume_has_lost_writes() {
     needs_root!();
-    let name = "devices_moments::a_device_does_not_go_on_with_a_volume_that_has_lost_writes";
+    let name = "devices_moments::device_stops_when_its_volume_has_lost_writes";
     guest::run(name, Duration::from_secs(120), &[], lost_writes);
 }
 

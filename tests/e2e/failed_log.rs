@@ -190,7 +190,7 @@ fn a_write_that_vanished_with_the_logs_disk_is_reported_and_the_daemon_ends() {
 
 /// The daemon is dead, so it cannot note that its log is lost.
 #[test]
-fn a_log_whose_file_system_was_unmounted_after_a_kill_is_not_taken_for_whole() {
+fn remount_after_a_kill_counts_as_lost_writes() {
     needs_root!();
     needs!("mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "losetup");
     for kind in ["ext4", "xfs", "btrfs"] {
@@ -235,7 +235,7 @@ fn fill(path: &Path) {
 
 /// The log cannot drain while its pool is closed, so the pool must open.
 #[test]
-fn a_pool_opens_though_something_else_has_filled_the_disk_of_its_log() {
+fn pool_opens_although_its_log_disk_is_full() {
     needs_root!();
     needs!("mkfs.ext4", "losetup");
     let place = Place::new();

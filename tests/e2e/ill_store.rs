@@ -200,7 +200,7 @@ const WORK: [Work; 5] = [Work::Serve, Work::Restart, Work::Copy, Work::Scrub, Wo
 const WORK_TIME_MAX: Duration = Duration::from_secs(150);
 
 #[test]
-fn lasting_faults_are_shown_and_everything_goes_on_once_the_store_is_healed() {
+fn lasting_faults_are_shown_and_end_with_their_cause() {
     let count = number_of("SPINDLE_TEST_LASTING_FAULTS", 2);
     for seed in seeds(1) {
         println!("SEED={seed}");

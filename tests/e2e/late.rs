@@ -175,7 +175,7 @@ fn go_and_come(daemon: &Daemon, proxy: &Proxy, is_right: bool) -> Vec<&'static s
 }
 
 #[test]
-fn requests_of_a_disconnected_client_are_not_applied_after_its_successors_writes() {
+fn late_requests_never_overwrite_data_of_a_successor() {
     assert_eq!(late("spindle", None), Vec::<&str>::new());
 }
 

@@ -242,7 +242,7 @@ fn outage() -> Duration {
 }
 
 #[test]
-fn writes_go_on_while_the_store_is_away_and_all_arrive_when_it_is_back() {
+fn writes_during_an_outage_arrive_when_it_ends() {
     for (seed, line) in
         seeds(1).into_iter().flat_map(|seed| [(seed, Line::Cut), (seed, Line::Silent)])
     {
@@ -323,7 +323,7 @@ fn cut_off(bucket: &Bucket) -> (Proxy, Daemon) {
 }
 
 #[test]
-fn a_stop_ends_while_the_store_is_away_and_a_flush_waits_for_it() {
+fn stop_ends_during_an_outage_while_flush_waits() {
     let bucket = Bucket::start(Care::Honest);
     let (proxy, mut daemon) = cut_off(&bucket);
     let mut flush = daemon.prepare(&["drain"]);
@@ -364,7 +364,7 @@ fn a_second_signal_ends_a_stop_at_once_and_nothing_is_lost() {
 }
 
 #[test]
-fn more_than_the_log_holds_waits_for_the_store_and_nothing_fails() {
+fn writes_beyond_the_log_wait_without_an_error() {
     let server = Server::start();
     let proxy = Proxy::start(server.address()).expect("a proxy");
     let mut daemon = on(proxy.address());

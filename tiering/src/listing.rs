@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listing_that_goes_round_in_circles_ends_with_an_error_that_names_the_server() {
+    async fn circular_listing_ends_with_an_error_naming_the_server() {
         // Some pages are right, and then one of them is repeated for ever.
         for (before, circle) in
             [(0, 1), (0, 1000), (1000, 1000), (5000, 1000), (1000, 5000), (3, 7)]

@@ -287,7 +287,7 @@ async fn local_clients_have_places_of_their_own_when_all_others_are_taken() {
 }
 
 #[tokio::test]
-async fn requests_of_a_client_that_is_gone_are_dropped_though_all_slots_are_taken() {
+async fn vanished_client_is_noticed_with_all_slots_taken() {
     let mut disk = MemoryDevice::new(SIZE);
     disk.latency = Duration::from_secs(3600);
     let options = ServerOptions { request_count_max: 2, ..ServerOptions::default() };

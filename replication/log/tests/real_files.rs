@@ -175,7 +175,7 @@ async fn many_laps_with_destage_and_a_dropped_process_keep_every_entry() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_log_waits_and_goes_on_when_something_is_released() {
+async fn full_log_continues_once_something_is_released() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let (log, _) = open(dir.path(), 1, 0);
     let writer = tokio::spawn({

@@ -113,7 +113,7 @@ mod tests {
     use block::ConditionKind;
 
     #[tokio::test]
-    async fn a_vital_job_that_panics_ends_the_process_and_a_useful_one_does_not() {
+    async fn only_a_vital_job_ends_the_process_by_panic() {
         let conditions = Conditions::default();
         let jobs = Jobs::new(conditions.clone());
         let useful = Job::new("purge", "removed volumes are not purged");

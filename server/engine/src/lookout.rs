@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_its_disk_cannot_hold_is_short_until_there_is_room_to_spare() {
+    fn ring_short_of_disk_is_reported_until_space_appears() {
         let dir = Path::new("log");
         let space = RingSpace { missing_bytes: 100 << 20, refusal: None };
         assert_eq!(short(dir, &space, Some(100 << 20), false), None);

@@ -129,7 +129,7 @@ impl AdminHandler for Stuck {
 }
 
 #[tokio::test]
-async fn a_stop_gives_up_requests_that_do_not_end_and_tells_their_clients() {
+async fn stop_abandons_endless_requests_and_tells_their_clients() {
     let dir = tempfile::tempdir().unwrap();
     let server = AdminServer::bind(dir.path()).unwrap();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
@@ -176,7 +176,7 @@ impl AdminHandler for Waiting {
 }
 
 #[tokio::test]
-async fn a_request_hears_that_its_client_is_gone_and_not_that_it_sends_no_more() {
+async fn request_notices_a_vanished_client_but_no_half_close() {
     let dir = tempfile::tempdir().unwrap();
     let server = AdminServer::bind(dir.path()).unwrap();
     let (sender, mut events) = tokio::sync::mpsc::unbounded_channel();

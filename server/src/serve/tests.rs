@@ -64,7 +64,7 @@ async fn made(config: &Config) -> OpenPool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_recovery_key_that_was_not_made_is_a_condition_until_it_is() {
+async fn missing_recovery_key_is_a_condition_until_created() {
     let place = tempfile::tempdir().unwrap();
     let pool = made(&config(place.path(), "a")).await;
     let conditions = pool.conditions.clone();

@@ -185,7 +185,7 @@ async fn bad_count_after_a_kill(seed: u64, seeded_bugs: SeededBugs) -> usize {
 }
 
 #[tokio::test]
-async fn a_kill_in_the_middle_of_a_write_leaves_nothing_that_is_not_whole() {
+async fn kill_during_a_write_leaves_no_partial_frame() {
     let seeded_bugs = SeededBugs { directory_first: true, ..SeededBugs::default() };
     let mut seeded_count = 0;
     for seed in seeds(10) {
@@ -369,7 +369,7 @@ async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn a_cache_whose_disk_was_full_says_so_and_grows_again_by_itself() {
+async fn full_cache_disk_is_reported_until_the_cache_grows() {
     let mut rng = Rng::new(1);
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path(), 8 * MIB);
@@ -448,7 +448,7 @@ async fn frames_that_do_not_verify_are_a_condition() {
 }
 
 #[tokio::test]
-async fn a_file_that_is_cut_under_it_costs_misses_and_then_turns_it_off() {
+async fn truncated_cache_file_causes_misses_then_turns_it_off() {
     let dir = tempfile::tempdir().unwrap();
     let (info, object, frames) = segment(&mut Rng::new(1), 50);
     let cache = open(dir.path(), 8 * MIB);
@@ -542,7 +542,7 @@ fn reject_bad(cache: &FrameCache, info: SegmentInfo, frames: &[FrameAt]) -> (u64
 }
 
 #[tokio::test]
-async fn frames_that_a_loss_of_power_took_are_expected_until_they_are_written_over() {
+async fn frames_lost_with_power_are_expected_until_overwritten() {
     let (dir, lost) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut rng = Rng::new(1);
     let (info, object, frames) = segment(&mut rng, 60);
@@ -587,7 +587,7 @@ async fn frames_of_a_closed_cache_that_do_not_verify_are_damage() {
 }
 
 #[tokio::test]
-async fn a_file_that_was_not_closed_and_is_trusted_all_the_same_is_found() {
+async fn trusting_an_unclosed_file_is_detected() {
     let (dir, lost) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (info, object, frames) = segment(&mut Rng::new(1), 60);
     lose_power(dir.path(), &object, &info, lost.path()).await;

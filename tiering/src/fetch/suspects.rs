@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_fails_at_random_is_not_taken_for_one_bad_object() {
+    async fn randomly_failing_store_is_not_mistaken_for_bad_objects() {
         let (mut judged, mut run_count) = (0, 0);
         for seed in seeds(200) {
             let mut rng = Rng::new(seed);

@@ -148,7 +148,7 @@ async fn every_way_of_reading_gives_the_same_bytes() {
 }
 
 #[tokio::test]
-async fn many_readers_of_one_frame_cost_one_request_and_survive_the_first_ones_cancellation() {
+async fn readers_of_one_frame_share_a_request_despite_cancellation() {
     let world = World::new(&mut Rng::new(1), 1, 3).await;
     let frames = world.open(bare());
     world.store.hold_gets(true);
@@ -220,7 +220,7 @@ async fn passing_failures_are_waited_out_and_lasting_ones_are_not() {
 }
 
 #[tokio::test]
-async fn a_read_waits_for_an_absent_store_for_two_minutes_and_no_longer() {
+async fn read_waits_two_minutes_for_an_absent_store() {
     let world = World::new(&mut Rng::new(1), 1, 3).await;
     let clock = ManualClock::new();
     let frames = world.open(FramesOptions { clock: Arc::new(clock.clone()), ..bare() });

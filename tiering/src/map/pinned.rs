@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_state_is_kept_for_hours_while_it_is_read_and_only_then() {
+    async fn state_is_kept_only_while_it_is_read() {
         assert!(is_whole_after_hours(true).await);
         assert!(!is_whole_after_hours(false).await, "without a checkpoint it is collected");
     }

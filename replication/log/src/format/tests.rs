@@ -567,7 +567,7 @@ proptest! {
 }
 
 #[test]
-fn a_batch_about_snapshots_says_so_to_programs_that_do_not_know_them() {
+fn batch_with_snapshots_sets_an_incompatible_feature() {
     let mut header = header();
     let key =
         PoolKey::new([5; KEY_BYTES]).derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);

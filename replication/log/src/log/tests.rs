@@ -142,14 +142,14 @@ async fn after_a_dropped_write(seeded_bugs: SeededBugs) -> Option<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_append_that_is_dropped_while_the_log_is_full_is_never_written() {
+async fn dropped_append_to_a_full_log_is_never_written() {
     assert_eq!(after_a_dropped_write(SeededBugs::default()).await, None);
     let seeded_bugs = SeededBugs { kept_when_dropped: true, ..SeededBugs::default() };
     assert_eq!(after_a_dropped_write(seeded_bugs).await, Some(1), "the seeded bug was not noticed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_append_that_was_given_up_while_the_log_is_full_is_taken_back() {
+async fn abandoned_append_to_a_full_log_is_withdrawn() {
     let dir = tempfile::tempdir().unwrap();
     let log = open_small(dir.path(), SeededBugs::default());
     let alive = std::future::pending();
@@ -172,7 +172,7 @@ async fn an_append_that_was_given_up_while_the_log_is_full_is_taken_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writes_that_waited_for_log_space_come_in_the_order_of_their_calls() {
+async fn writes_waiting_for_log_space_keep_their_order() {
     let dir = tempfile::tempdir().unwrap();
     let log = open_small(dir.path(), SeededBugs::default());
     let filler = fill(&log).await;
@@ -349,7 +349,7 @@ async fn failed_log_without_an_acknowledged_entry_reports_the_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_note_that_only_others_have_reports_a_loss_and_rules_none_out() {
+async fn note_from_elsewhere_reports_a_loss_and_excludes_none() {
     for has_lost in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let heard = vec![failed(dir.path()).await];

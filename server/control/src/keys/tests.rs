@@ -537,7 +537,7 @@ async fn untypable_passphrases_open_existing_pools_but_create_none() {
 }
 
 #[tokio::test]
-async fn folders_with_nothing_but_their_markers_do_not_keep_a_pool_from_being_made() {
+async fn folder_markers_alone_do_not_prevent_a_new_pool() {
     use object_store::ObjectStoreExt;
     let memory = FaultyStore::new(Fault::None);
     let store = memory.store();

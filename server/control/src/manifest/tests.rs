@@ -253,7 +253,7 @@ async fn old_manifests_are_pruned_and_the_newest_stays() {
 }
 
 #[test]
-fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
+fn second_process_is_refused_with_the_first_ones_id() {
     let (_dir, a) = node();
     let error = NodeDir::open(a.path()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
@@ -291,7 +291,7 @@ fn a_second_process_in_a_directory_is_refused_with_the_first_ones_id() {
 }
 
 #[tokio::test]
-async fn a_directory_from_which_no_pool_was_opened_is_left_as_it_was_found() {
+async fn directory_stays_unchanged_when_no_pool_was_opened() {
     let place = tempfile::tempdir().unwrap();
     let (missing, empty) = (place.path().join("a/missing"), place.path().join("empty"));
     let other = place.path().join("other");

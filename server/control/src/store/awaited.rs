@@ -107,7 +107,7 @@ mod tests {
     use object_store::path::Path;
 
     #[tokio::test]
-    async fn directory_that_is_away_is_not_made_and_is_read_once_it_is_back() {
+    async fn absent_directory_is_not_created_but_awaited() {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().join("copy");
         let store = Store::await_as(dir.to_str().unwrap(), &StoreOptions::default(), None).unwrap();

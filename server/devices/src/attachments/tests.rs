@@ -168,7 +168,7 @@ async fn clients_of_a_volume_are_detached_only_by_force() {
 /// Another node has owned the pool meanwhile, so the device is removed and not served. The result
 /// does not depend on the drivers that this machine has.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_device_of_a_volume_that_another_node_has_owned_is_not_served_again() {
+async fn device_of_a_volume_owned_elsewhere_stays_unserved() {
     let place = tempfile::tempdir().unwrap();
     let path = note_attached(place.path());
     let volumes = TwinVolumes::named(&["db"]);

@@ -57,7 +57,7 @@ fn a_deadline_passes_when_its_time_has_passed() {
 }
 
 #[test]
-fn a_jump_forward_passes_no_deadline_until_the_clock_has_gone_evenly_for_a_day() {
+fn jumped_clock_is_trusted_after_a_steady_day() {
     let machine = manual_clock();
     let clock = ProvenClock::new(Arc::new(machine.clone()), boot(1), 0, None);
     let (soon, late) = (clock.stamp() + 3600, clock.stamp() + 30 * DAY);

@@ -24,7 +24,7 @@ fn descriptor_limit_below_the_configured_need_is_a_condition() {
 }
 
 #[test]
-fn a_tail_that_is_not_proven_is_a_condition_until_the_next_opening() {
+fn unproven_tail_is_a_condition_until_the_next_opening() {
     let conditions = Conditions::default();
     let lost = wal::Recovery {
         lost_reason: Some("the kernel was started since".to_owned()),
@@ -39,7 +39,7 @@ fn a_tail_that_is_not_proven_is_a_condition_until_the_next_opening() {
 }
 
 #[test]
-fn parts_of_the_log_that_the_disk_does_not_read_are_a_condition() {
+fn unreadable_parts_of_the_log_are_a_condition() {
     let conditions = Conditions::default();
     let place =
         |offset| wal::UnreadablePlace { file: "ring-00003.log".to_owned(), offset, len: 4096 };
@@ -90,7 +90,7 @@ fn condition_of_lost_writes_names_the_remedy() {
 }
 
 #[test]
-fn the_words_of_every_condition_have_no_full_stop_at_their_end() {
+fn condition_texts_end_without_a_full_stop() {
     let conditions = Conditions::default();
     show_descriptors(&conditions, Some(1), 256, 32);
     show_recovery(&conditions, &wal::Recovery::default());

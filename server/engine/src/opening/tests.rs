@@ -264,7 +264,7 @@ fn batches(path: &Path) -> Vec<(usize, usize, u32)> {
 /// A power cut keeps a later batch but not the one before it. The next run writes its opening batch
 /// before the stale one, and ends at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_copy() {
+async fn stale_batch_does_not_make_a_log_look_older() {
     let place = tempfile::tempdir().unwrap();
     let config = config(place.path(), "a");
     let pool = made(&config).await;
@@ -294,7 +294,7 @@ async fn a_stale_batch_behind_the_opening_batch_does_not_make_the_log_an_older_c
 /// Damage that hides the newer part of the own log makes it neither another owner's log nor an
 /// older copy.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_log_of_the_present_owner_is_refused_and_not_set_stalled() {
+async fn damaged_log_of_the_owner_is_refused_not_stalled() {
     let place = tempfile::tempdir().unwrap();
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
     // The pool has been elsewhere, so that an earlier epoch would count as superseded.

@@ -117,7 +117,7 @@ async fn overlapping_ragged_writes_keep_each_others_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn zeroes_that_have_to_be_fast_are_refused_where_sectors_are_cut() {
+async fn fast_zeroes_are_refused_for_partial_sectors() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;

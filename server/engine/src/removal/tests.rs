@@ -164,7 +164,7 @@ async fn acquire(store: &Store, dir: &Path, keys: &KeyRing, terms: Terms) -> Res
 }
 
 #[tokio::test]
-async fn a_purge_that_is_cut_short_anywhere_can_be_repeated_and_not_undone() {
+async fn interrupted_purge_can_be_repeated_but_not_undone() {
     // Four objects of data, one key ring, and the manifests of opening, removal and purge.
     const OBJECT_COUNT: u64 = 8;
     for cut in 0..OBJECT_COUNT {

@@ -36,7 +36,7 @@ fn client(reservation: Option<ReservationRequest>) -> Client {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_that_is_read_only_for_a_while_gets_no_second_writer() {
+async fn temporarily_read_only_volume_gets_no_second_writer() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;

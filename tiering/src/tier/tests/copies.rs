@@ -271,7 +271,7 @@ async fn reclaim_beside_a_copy(seeded_bugs: SeededBugs) {
 }
 
 #[test]
-fn reclaim_goes_on_beside_a_copy_and_takes_nothing_from_it() {
+fn reclaim_beside_a_copy_takes_nothing_from_it() {
     runtime().block_on(reclaim_beside_a_copy(SeededBugs::default()));
 }
 

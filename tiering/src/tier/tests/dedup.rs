@@ -500,7 +500,7 @@ fn a_segment_of_which_one_block_is_named_often_is_reclaimed() {
 /// A count that is too high keeps a segment without live blocks, and a check on request corrects
 /// it.
 #[test]
-fn a_count_that_is_too_high_is_put_right_and_its_segment_goes() {
+fn excessive_count_is_corrected_and_its_segment_reclaimed() {
     runtime().block_on(async {
         let tier = Tier::open(options(Arc::new(InMemory::new()), 1)).await.unwrap();
         tier.set_dedup(VolumeId(1), true);

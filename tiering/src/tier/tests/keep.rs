@@ -29,7 +29,7 @@ const FATAL: [(Op, &str, Fault); 5] = [
 ];
 
 #[test]
-fn an_outage_of_the_store_of_any_length_does_not_end_the_database() {
+fn database_survives_outages_of_any_length() {
     patient_runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut world = World::new(3);
@@ -78,7 +78,7 @@ fn an_outage_of_the_store_of_any_length_does_not_end_the_database() {
 }
 
 #[test]
-fn a_database_that_cannot_be_opened_again_is_a_condition_until_it_can() {
+fn failing_reopening_of_the_database_is_a_condition() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();
@@ -234,7 +234,7 @@ pub(super) async fn end_database(store: &FaultStore, tier: &Tier, world: &mut Wo
 }
 
 #[test]
-fn reads_wait_for_the_database_to_come_back_and_fail_cleanly_when_it_does_not() {
+fn reads_wait_for_the_database_or_fail_cleanly() {
     patient_runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut world = World::new(5);
@@ -277,7 +277,7 @@ fn reads_wait_for_the_database_to_come_back_and_fail_cleanly_when_it_does_not() 
 }
 
 #[test]
-fn an_owner_whose_database_ended_does_not_come_back_over_a_later_one() {
+fn owner_with_ended_database_does_not_displace_a_successor() {
     runtime().block_on(async {
         let shared: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let store = Arc::new(FaultStore::new(shared.clone()));

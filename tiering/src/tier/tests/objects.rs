@@ -49,7 +49,7 @@ fn is_raised(tier: &Tier, kind: ConditionKind, path: &Path) -> bool {
 }
 
 #[test]
-fn an_unreadable_object_is_named_and_everything_else_goes_on() {
+fn unreadable_object_is_named_and_affects_nothing_else() {
     runtime().block_on(async {
         let (store, tier, paths) = pool(5, SeededBugs::default()).await;
         let bad = paths[0].clone();
@@ -197,7 +197,7 @@ fn a_missing_object_is_lost_once_that_is_confirmed() {
 }
 
 #[test]
-fn an_unreadable_object_is_put_back_from_a_copy() {
+fn unreadable_object_is_restored_from_a_copy() {
     runtime().block_on(async {
         let (store, tier, paths) = pool(3, SeededBugs::default()).await;
         let copy = Arc::new(FaultStore::default());

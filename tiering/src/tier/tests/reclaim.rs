@@ -202,7 +202,7 @@ fn random_overwrites_settle_within_the_space_and_the_writes_that_are_promised() 
 }
 
 #[test]
-fn a_segment_with_a_damaged_frame_is_left_alone_and_the_others_are_not() {
+fn segment_with_a_damaged_frame_is_left_alone() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let tier = Tier::open(options(store.clone(), 1)).await.unwrap();

@@ -161,7 +161,7 @@ fn a_window_given_twice_or_cancelled_is_destaged_once() {
 }
 
 #[test]
-fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
+fn abandoned_upload_is_remembered_until_its_deletion() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         let mut world = World::new(1);
@@ -219,7 +219,7 @@ fn an_abandoned_upload_is_deleted_in_this_epoch_and_kept_in_mind_until_it_is() {
 }
 
 #[test]
-fn a_store_that_is_away_at_the_start_is_an_error_in_time() {
+fn unreachable_store_at_start_is_a_prompt_error() {
     runtime().block_on(async {
         let store = Arc::new(FaultStore::default());
         store.set_away(true);

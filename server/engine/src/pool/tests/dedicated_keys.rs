@@ -149,7 +149,7 @@ async fn nothing_is_served_of_a_volume_whose_key_is_missing() {
 /// A clone that fails leaves its id to the next volume, but not its key: that key would be
 /// destroyed when the other volume is erased.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_is_not_under_the_key_of_a_clone_that_was_not_made() {
+async fn failed_clone_leaves_its_key_to_no_other_volume() {
     let (dir, store) = (tempfile::tempdir().unwrap(), Arc::new(InMemory::new()));
     let pool = open(dir.path(), &store, 1).await;
     let own = create_own(&pool, "own").await.unwrap();

@@ -570,7 +570,7 @@ async fn a_large_backlog_comes_back_in_parts_oldest_first() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_backlog_comes_back_when_only_its_newest_part_covers_the_damage() {
+async fn large_backlog_recovers_when_its_newest_part_covers_damage() {
     let world = World::stall().await;
     let mut model = backlog(&world).await;
     // Only the oldest file cannot be destaged: its sector needs a damaged block.
