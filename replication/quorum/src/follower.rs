@@ -8,21 +8,10 @@
 //! - The lease that an owner has from this member has run out before a later epoch gets its promise.
 
 use crate::log_index::LogIndex;
-use crate::messages::{Answer, Request};
+use crate::messages::{Answer, Proof, Request};
 use crate::position::{Batch, Position};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use block::Epoch;
-
-/// What of everything that a member has ever answered for is certainly in its log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Proof {
-    /// Nothing: a part of the log that was on stable storage is damaged or gone.
-    Nothing,
-    /// What was on stable storage: the machine has lost power, or its kernel ended.
-    Synced,
-    /// All of it.
-    All,
-}
 
 /// The small document that a member keeps beside its log, on stable storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

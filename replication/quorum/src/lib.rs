@@ -30,9 +30,9 @@ mod quorum;
 mod seeded_bugs;
 mod take_over;
 
-pub use follower::{Document, Effect, Follower, Proof};
+pub use follower::{Document, Effect, Follower};
 pub use log_index::LogIndex;
-pub use messages::{Answer, LeaseToken, Request};
+pub use messages::{Answer, LeaseToken, Proof, Request};
 pub use owner::{Owner, Progress, Sending};
 pub use position::{Batch, Position};
 pub use quorum::{Configuration, MemberId, Quorums};

@@ -1,7 +1,6 @@
 //! The messages between an owner or candidate and a member. Each carries the sender's epoch, and a
 //! member answers nothing of an epoch below its promise with anything but a refusal.
 
-use crate::follower::Proof;
 use crate::position::{Batch, Position};
 use block::Epoch;
 
@@ -9,6 +8,17 @@ use block::Epoch;
 /// nanoseconds of the owner's monotonic clock, which only the owner interprets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseToken(pub u64);
+
+/// What of everything that a member has ever answered for is certainly in its log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Proof {
+    /// Nothing: a part of the log that was on stable storage is damaged or gone.
+    Nothing,
+    /// What was on stable storage: the machine has lost power, or its kernel ended.
+    Synced,
+    /// All of it.
+    All,
+}
 
 /// From an owner or a candidate to a member.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,9 +4,8 @@
 //! - It decides only once a recovery quorum keeps its promise.
 //! - A log that may lack something is evidence of what it has, not of what it lacks.
 
-use crate::follower::Proof;
 use crate::log_index::LogIndex;
-use crate::messages::{Answer, Request};
+use crate::messages::{Answer, Proof, Request};
 use crate::position::Position;
 use crate::quorum::{Configuration, MemberId};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};

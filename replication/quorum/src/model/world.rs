@@ -4,9 +4,9 @@
 //! - Machines know only what a real node knows: their document, their log, and messages.
 //! - A record of every acknowledgement is kept apart, and each step compares the machines with it.
 
-use crate::follower::{Document, Effect, Follower, Lease, Proof};
+use crate::follower::{Document, Effect, Follower, Lease};
 use crate::log_index::LogIndex;
-use crate::messages::{Answer, LeaseToken, Request};
+use crate::messages::{Answer, LeaseToken, Proof, Request};
 use crate::owner::Owner;
 use crate::position::{Batch, Position};
 use crate::quorum::{Configuration, MemberId};
