@@ -12,10 +12,13 @@ use crate::messages::{Answer, Proof, Request};
 use crate::position::{Batch, Position};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use block::Epoch;
+use uuid::Uuid;
 
 /// The small document that a member keeps beside its log, on stable storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Document {
+    /// Boot id of the kernel under which the member last ran.
+    pub boot: Uuid,
     /// Number of times that the member has started.
     pub run: u64,
     /// The highest epoch that it has promised.
@@ -43,6 +46,8 @@ pub enum Effect {
     Send {
         /// Epoch of the request.
         epoch: Epoch,
+        /// Number of the member's run.
+        run: u64,
         /// Position of the batch before the first one.
         previous: Position,
     },
@@ -68,46 +73,57 @@ pub struct Follower {
     seeded_bugs: SeededBugs,
 }
 
+/// What a member finds when it starts.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The stored document.
+    pub document: Document,
+    /// The batches in the ring.
+    pub log: LogIndex,
+    /// The log ends in bytes that are neither a batch nor free space.
+    pub is_end_damaged: bool,
+    /// Boot id of the running kernel.
+    pub boot: Uuid,
+}
+
 impl Follower {
-    /// Makes the machine of a member that has just started, with the document for the caller to
-    /// store before it answers anything. `log` is what the ring has, `is_same_boot` tells whether
-    /// everything that was written before is in it; `hold` is the lease's length and one percent.
+    /// Makes the machine of a member that has just started, at `now`, and says what to do before it
+    /// takes requests. `hold` is the longest lease and one percent. Both are in nanoseconds.
     #[must_use]
-    pub fn start(
-        stored: Document,
-        log: LogIndex,
-        is_same_boot: bool,
-        now: u64,
-        hold: u64,
-    ) -> (Follower, Effect) {
-        Follower::start_with(stored, log, is_same_boot, Lease { now, hold }, seeded_bugs())
+    pub fn start(found: Found, now: u64, hold: u64) -> (Follower, Vec<Effect>) {
+        Follower::start_with(found, Lease { now, hold }, seeded_bugs())
     }
 
     pub(crate) fn start_with(
-        stored: Document,
-        log: LogIndex,
-        is_same_boot: bool,
+        found: Found,
         Lease { now, hold }: Lease,
         seeded_bugs: SeededBugs,
-    ) -> (Follower, Effect) {
+    ) -> (Follower, Vec<Effect>) {
+        let Found { document: stored, log, is_end_damaged, boot } = found;
         let tail = log.tail().sequence;
-        let proof = match is_same_boot || seeded_bugs.amnesiac_votes {
-            true => stored.proof,
-            false => stored.proof.min(Proof::Synced),
+        let is_same_boot = boot == stored.boot;
+        // Under one kernel a write that was answered is whole. After another one it may be torn.
+        let proof = if tail < stored.synced || is_same_boot && is_end_damaged {
+            Proof::Nothing
+        } else if is_same_boot || seeded_bugs.amnesiac_votes {
+            stored.proof
+        } else {
+            stored.proof.min(Proof::Synced)
         };
-        let is_damaged = tail < stored.synced;
-        let document = Document {
-            run: stored.run + 1,
-            proof: if is_damaged { Proof::Nothing } else { proof },
-            synced: stored.synced.min(tail),
-            ..stored
-        };
-        // What is read after a loss of power was on stable storage.
-        let synced = if is_same_boot { document.synced } else { tail };
+        let document = Document { boot, run: stored.run + 1, proof, synced: tail, ..stored };
         // The member has forgotten when the last append came.
         let held_until = now.saturating_add(hold);
-        let follower = Follower { document, log, synced, held_until, hold, seeded_bugs };
-        (follower, Effect::Store(document))
+        let follower = Follower { document, log, synced: tail, held_until, hold, seeded_bugs };
+        // What was read may be in a cache of the disk only.
+        (follower, vec![Effect::Sync, Effect::Store(document)])
+    }
+
+    /// Notes in the document how far the log is synced; a few times a second. A log that later ends
+    /// before that is known to be damaged.
+    pub fn on_tick(&mut self) -> Option<Effect> {
+        let is_further = self.synced > self.document.synced;
+        self.document.synced = self.synced;
+        is_further.then_some(Effect::Store(self.document))
     }
 
     /// The document as it was last given to the caller to store.
@@ -156,7 +172,6 @@ impl Follower {
                 if is_sync {
                     effects.push(Effect::Sync);
                     self.synced = self.log.tail().sequence;
-                    self.document.synced = self.synced;
                 }
                 effects.push(Effect::Answer(Answer::Appended {
                     epoch,
@@ -198,12 +213,11 @@ impl Follower {
         effects
     }
 
-    fn on_read(&self, epoch: Epoch, after: u64) -> Vec<Effect> {
+    fn on_read(&self, epoch: Epoch, after: Position) -> Vec<Effect> {
         let is_promised = epoch == self.document.promised || self.seeded_bugs.promise_not_kept;
-        match self.log.at(after) {
-            Some(previous) if is_promised => vec![Effect::Send { epoch, previous }],
-            _ => Vec::new(),
-        }
+        let previous = self.log.newest_up_to(after.sequence, after.epoch);
+        let send = Effect::Send { epoch, run: self.document.run, previous };
+        if is_promised { vec![send] } else { Vec::new() }
     }
 
     fn lacking(&self, epoch: Epoch, previous: Position) -> Answer {
@@ -212,7 +226,7 @@ impl Follower {
             epoch,
             run: self.document.run,
             sequence: previous.sequence,
-            may_match: self.log.highest_up_to(below, previous.epoch),
+            may_match: self.log.newest_up_to(below, previous.epoch),
             start: self.log.start(),
         }
     }
@@ -254,7 +268,13 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    const FRESH: Document = Document { run: 0, promised: Epoch(0), proof: Proof::All, synced: 0 };
+    const BOOT: Uuid = Uuid::from_u128(1);
+    const FRESH: Document =
+        Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0 };
+
+    fn found(document: Document, log: LogIndex) -> Found {
+        Found { document, log, is_end_damaged: false, boot: BOOT }
+    }
 
     fn position(epoch: u64, sequence: u64) -> Position {
         Position { epoch: Epoch(epoch), sequence }
@@ -274,8 +294,8 @@ mod tests {
 
     fn follower() -> Follower {
         let log = LogIndex::new(Position::START);
-        let (mut follower, effect) = Follower::start(FRESH, log, true, 0, 10);
-        assert_eq!(effect, Effect::Store(Document { run: 1, ..FRESH }));
+        let (mut follower, effects) = Follower::start(found(FRESH, log), 0, 10);
+        assert_eq!(effects, [Effect::Sync, Effect::Store(Document { run: 1, ..FRESH })]);
         let effects =
             follower.on_request(0, append(2, Position::START, &[position(2, 1), position(2, 2)]));
         assert_eq!(effects.len(), 4, "promise, write, sync, answer: {effects:?}");
@@ -302,6 +322,9 @@ mod tests {
     #[test]
     fn replaced_suffix_lowers_the_synced_position_before_it_is_cut() {
         let mut follower = follower();
+        let noted = follower.on_tick();
+        assert!(matches!(noted, Some(Effect::Store(Document { synced: 2, .. }))), "{noted:?}");
+        assert_eq!(follower.on_tick(), None);
         let effects = follower.on_request(0, append(3, position(2, 1), &[position(3, 2)]));
         let stored = |effect: &Effect| match effect {
             Effect::Store(document) => Some(document.synced),
@@ -313,19 +336,21 @@ mod tests {
     }
 
     #[test]
-    fn log_that_ends_below_its_synced_position_proves_nothing() {
-        let stored = *follower().document();
-        assert_eq!(stored.synced, 2);
+    fn damaged_log_proves_nothing_and_a_reboot_only_what_was_synced() {
+        let mut follower = follower();
+        let Some(Effect::Store(stored)) = follower.on_tick() else { panic!("it has synced") };
         let mut log = LogIndex::new(Position::START);
         log.push(position(2, 1));
-        let proof = |is_same_boot, log: &LogIndex| {
-            let (follower, _) = Follower::start(stored, log.clone(), is_same_boot, 0, 10);
-            follower.document().proof
+        let proof = |log: &LogIndex, boot: u128, is_end_damaged: bool| {
+            let boot = Uuid::from_u128(boot);
+            let found = Found { document: stored, log: log.clone(), is_end_damaged, boot };
+            Follower::start(found, 0, 10).0.document().proof
         };
-        assert_eq!(proof(true, &log), Proof::Nothing);
-        assert_eq!(proof(false, &log), Proof::Nothing);
+        assert_eq!(proof(&log, 1, false), Proof::Nothing, "it ends below what was synced");
+        assert_eq!(proof(&log, 2, false), Proof::Nothing);
         log.push(position(2, 2));
-        assert_eq!(proof(true, &log), Proof::All);
-        assert_eq!(proof(false, &log), Proof::Synced);
+        assert_eq!(proof(&log, 1, false), Proof::All);
+        assert_eq!(proof(&log, 1, true), Proof::Nothing, "a whole batch was there");
+        assert_eq!(proof(&log, 2, true), Proof::Synced, "a torn write is no damage");
     }
 }

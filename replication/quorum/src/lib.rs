@@ -30,7 +30,7 @@ mod quorum;
 mod seeded_bugs;
 mod take_over;
 
-pub use follower::{Document, Effect, Follower};
+pub use follower::{Document, Effect, Follower, Found};
 pub use log_index::LogIndex;
 pub use messages::{Answer, LeaseToken, Proof, Request};
 pub use owner::{Owner, Progress, Sending};

@@ -62,12 +62,13 @@ impl LogIndex {
         self.at(position.sequence) == Some(position)
     }
 
-    /// Highest sequence, at most `sequence`, whose batch has at most this epoch.
+    /// Newest batch that is not above `sequence` and not of a later epoch than `epoch`, or the place
+    /// before the log.
     #[must_use]
-    pub fn highest_up_to(&self, sequence: u64, epoch: Epoch) -> u64 {
+    pub fn newest_up_to(&self, sequence: u64, epoch: Epoch) -> Position {
         let later = self.runs.iter().find(|run| run.epoch > epoch);
         let end = later.map_or(self.last, |run| run.first - 1);
-        end.min(sequence).max(self.before.sequence)
+        self.at(end.min(sequence)).unwrap_or(self.before)
     }
 
     /// Adds a batch behind the newest one.
@@ -115,9 +116,10 @@ mod tests {
         assert_eq!((log.at(9), log.at(16)), (None, None));
         assert_eq!(log.at(13), Some(position(3, 13)));
         assert!(log.has(position(3, 14)) && !log.has(position(2, 14)));
-        assert_eq!(log.highest_up_to(99, Epoch(3)), 14);
-        assert_eq!(log.highest_up_to(13, Epoch(9)), 13);
-        assert_eq!(log.highest_up_to(99, Epoch(0)), 10);
+        assert_eq!(log.newest_up_to(99, Epoch(3)), position(3, 14));
+        assert_eq!(log.newest_up_to(13, Epoch(9)), position(3, 13));
+        assert_eq!(log.newest_up_to(99, Epoch(0)), position(1, 10));
+        assert_eq!(log.newest_up_to(3, Epoch(9)), position(1, 10));
         log.cut(13);
         assert_eq!(log.tail(), position(3, 13));
         log.cut(3);

@@ -49,8 +49,9 @@ pub enum Request {
     Read {
         /// The candidate's epoch, which the member has promised.
         epoch: Epoch,
-        /// Sequence of the batch before the first one.
-        after: u64,
+        /// The sender's newest batch that the member may have. The member sends what follows its own
+        /// newest batch that is not above it and not of a later epoch.
+        after: Position,
     },
 }
 
@@ -97,8 +98,9 @@ pub enum Answer {
         run: u64,
         /// Sequence of the predecessor that it lacks.
         sequence: u64,
-        /// Highest sequence at which both logs may be equal.
-        may_match: u64,
+        /// Newest batch of the member below that predecessor which the sender may have. The sender goes
+        /// on behind its own newest batch that is not above it and not of a later epoch.
+        may_match: Position,
         /// First sequence that the member could have: earlier ones were released.
         start: u64,
     },
@@ -117,6 +119,8 @@ pub enum Answer {
     Batches {
         /// Epoch of the request.
         epoch: Epoch,
+        /// Number of the member's run: see [`Document::run`](crate::Document::run).
+        run: u64,
         /// Position of the batch before the first one.
         previous: Position,
         /// Consecutive batches.
@@ -143,8 +147,9 @@ impl Answer {
         match self {
             Answer::Appended { run, .. }
             | Answer::Lacking { run, .. }
-            | Answer::Promised { run, .. } => *run,
-            Answer::Superseded { .. } | Answer::Batches { .. } => 0,
+            | Answer::Promised { run, .. }
+            | Answer::Batches { run, .. } => *run,
+            Answer::Superseded { .. } => 0,
         }
     }
 }

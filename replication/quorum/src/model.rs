@@ -66,6 +66,9 @@ const LEASES: Bounds = Bounds { take_overs: 1, ticks: 5, lease: 2, ..Bounds::NON
 /// One member that reboots while the owner lives, and then loses the owner.
 const AMNESIA: Bounds = Bounds { take_overs: 1, reboots: 1, repeats: 1, ..Bounds::NONE };
 
+/// The same, while batches are sent one at a time.
+const RENEWAL: Bounds = Bounds { batches: 1, ..undisturbed(AMNESIA) };
+
 const WORLDS: &[(&str, Bounds)] = &[
     ("crashes", CRASHES),
     ("diverging", DIVERGING),
@@ -74,10 +77,14 @@ const WORLDS: &[(&str, Bounds)] = &[
     ("changes", CHANGES),
     ("leases", LEASES),
     ("amnesia", AMNESIA),
+    ("power, undisturbed", undisturbed(POWER)),
+    ("changes, undisturbed", undisturbed(CHANGES)),
+    ("amnesia, undisturbed", undisturbed(AMNESIA)),
+    ("renewal", RENEWAL),
 ];
 
 /// The same world with a network that delivers everything in order, which is explored more deeply.
-fn undisturbed(bounds: Bounds) -> Bounds {
+const fn undisturbed(bounds: Bounds) -> Bounds {
     Bounds { delays: 0, losses: 0, repeats: 0, crashes: 0, ..bounds }
 }
 
@@ -130,6 +137,7 @@ fn seeded_bugs_are_found() {
             of(|bugs| bugs.unrecorded_configuration = true),
         ),
         ("read-without-lease", LEASES, of(|bugs| bugs.read_without_lease = true)),
+        ("proven-too-early", RENEWAL, of(|bugs| bugs.proven_too_early = true)),
         ("own-promise-unseen", LEASES, of(|bugs| bugs.own_promise_unseen = true)),
         ("own-sync-is-commit", undisturbed(POWER), of(|bugs| bugs.own_sync_is_commit = true)),
     ];

@@ -1,12 +1,13 @@
 //! An owner: what it sends to each member, and when a batch counts as acknowledged or flushed.
 //!
 //! Invariants:
-//! - Nothing is acknowledged before a quorum has written the opening batch of this epoch. From then
-//!   on, what a quorum has written is acknowledged in order.
+//! - Nothing is acknowledged before a quorum has the opening batch of this epoch on stable storage.
+//!   From then on, a batch is acknowledged, in order, when a quorum has written it.
 //! - While the members are being changed, the quorum of both configurations is needed, until the
 //!   chain is known to have the new one.
 //! - A member that has promised a later epoch ends the owner for good.
 //! - A read is served only under a lease.
+//! - What is acknowledged or committed stays so, whatever changes afterwards.
 
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, LeaseToken, Request};
@@ -66,8 +67,10 @@ pub struct Owner {
     /// Sequence of the opening batch.
     opening: u64,
     members: BTreeMap<MemberId, Progress>,
-    /// Sequence of the newest batch when the change of members began.
-    change_at: u64,
+    /// A node that is brought up before it becomes a member; it does not count.
+    learner: Option<MemberId>,
+    acknowledged: u64,
+    committed: u64,
     superseded_by: Option<Epoch>,
     seeded_bugs: SeededBugs,
 }
@@ -94,7 +97,9 @@ impl Owner {
             quorums,
             opening,
             members: BTreeMap::new(),
-            change_at: 0,
+            learner: None,
+            acknowledged: 0,
+            committed: 0,
             superseded_by: None,
             seeded_bugs,
         };
@@ -103,7 +108,8 @@ impl Owner {
     }
 
     fn set_members(&mut self) {
-        let held = self.quorums.members();
+        let mut held = self.quorums.members();
+        held.extend(self.learner);
         self.members.retain(|member, _| held.contains(member));
         for member in held {
             let first = Progress { next: self.opening, ..Progress::default() };
@@ -137,7 +143,7 @@ impl Owner {
         self.members.get(member)
     }
 
-    /// The members of the configurations that are held.
+    /// The members of the configurations that are held, and the learner.
     pub fn members(&self) -> impl Iterator<Item = &MemberId> {
         self.members.keys()
     }
@@ -148,16 +154,20 @@ impl Owner {
             own.written = own.written.max(written);
             own.synced = own.synced.max(synced);
         }
+        self.advance();
     }
 
     /// What to send to a member next; `None` if it has to be reset, because it lacks batches that
     /// the owner's log has released.
     #[must_use]
     pub fn sending(&self, member: &MemberId, log: &LogIndex, count_max: u64) -> Option<Sending> {
-        let progress = self.members.get(member)?;
+        let progress = self.members.get(member).filter(|_| self.superseded_by.is_none())?;
         let previous = log.at(progress.next.checked_sub(1)?)?;
-        let last = log.tail().sequence.min(previous.sequence + count_max);
-        let proven = self.opening.max(progress.written);
+        let last = log.tail().sequence.min(previous.sequence.saturating_add(count_max));
+        let proven = match self.seeded_bugs.proven_too_early {
+            true => self.opening,
+            false => self.opening.max(progress.written),
+        };
         let proven_at = match self.is_open() {
             true => log.at(proven).map(|position| (progress.run, position)),
             false => None,
@@ -165,8 +175,8 @@ impl Owner {
         Some(Sending { previous, last, proven_at })
     }
 
-    /// Takes an answer of a member.
-    pub fn on_answer(&mut self, from: &MemberId, answer: &Answer) {
+    /// Takes an answer of a member. `log` is the log on the owner's node.
+    pub fn on_answer(&mut self, from: &MemberId, answer: &Answer, log: &LogIndex) {
         if let Answer::Superseded { promised, .. } = answer {
             self.superseded_by =
                 self.superseded_by.max((*promised > self.epoch).then_some(*promised));
@@ -178,19 +188,49 @@ impl Owner {
         }
         progress.run = run;
         match answer {
+            // No member has more than it was sent.
+            Answer::Appended { written, .. } if *written > log.tail().sequence => {}
             Answer::Appended { written, synced, lease, .. } => {
                 progress.written = progress.written.max(*written);
                 progress.synced = progress.synced.max(*synced);
-                progress.next = progress.next.max(written + 1);
+                progress.next = progress.next.max(written + 1); // at most the tail's, from above
                 progress.lease = progress.lease.max(*lease);
             }
             Answer::Lacking { sequence, may_match, start, .. } => {
                 // An answer to an earlier sending says nothing about the present one.
-                if *sequence + 1 == progress.next {
-                    progress.next = if sequence + 1 < *start { *start } else { may_match + 1 };
+                if progress.next.checked_sub(1) == Some(*sequence) {
+                    let common = log.newest_up_to(may_match.sequence, may_match.epoch);
+                    let next = if *sequence < start.saturating_sub(1) {
+                        *start
+                    } else {
+                        common.sequence + 1
+                    };
+                    progress.next = next.min(log.tail().sequence + 1);
                 }
             }
             Answer::Superseded { .. } | Answer::Promised { .. } | Answer::Batches { .. } => {}
+        }
+        self.advance();
+    }
+
+    /// Acknowledges and commits what has come that far.
+    fn advance(&mut self) {
+        if self.superseded_by.is_some() {
+            return;
+        }
+        let counting = self.counting();
+        let written = self.own().written.min(counting.reached(|member| self.of(member).written));
+        let synced = match self.seeded_bugs.own_sync_is_commit && self.is_open() {
+            true => self.own().synced.min(written),
+            false => counting.reached(|member| self.of(member).synced),
+        };
+        // Batches of earlier epochs count only together with the opening batch: until a quorum has that
+        // one, a later owner may still choose a log without them.
+        if synced >= self.opening {
+            self.committed = self.committed.max(synced);
+        }
+        if self.is_open() {
+            self.acknowledged = self.acknowledged.max(written);
         }
     }
 
@@ -203,24 +243,14 @@ impl Owner {
     /// Every batch up to this sequence is acknowledged. 0 before the opening batch is.
     #[must_use]
     pub fn acknowledged(&self) -> u64 {
-        let (own, quorum) = (self.own().written, self.counting().reached(|m| self.of(m).written));
-        self.if_opened(own.min(quorum))
+        self.acknowledged
     }
 
     /// Every batch up to this sequence is on stable storage of a quorum. 0 before the opening batch
     /// is.
     #[must_use]
     pub fn committed(&self) -> u64 {
-        if self.seeded_bugs.own_sync_is_commit && self.acknowledged() > self.opening {
-            return self.own().synced;
-        }
-        self.if_opened(self.counting().reached(|member| self.of(member).synced))
-    }
-
-    /// Batches of earlier epochs count only together with the opening batch: until a quorum has that
-    /// one, a later owner may still choose a log without them.
-    fn if_opened(&self, sequence: u64) -> u64 {
-        if sequence >= self.opening { sequence } else { 0 }
+        self.committed
     }
 
     fn counting(&self) -> Quorums {
@@ -268,33 +298,55 @@ impl Owner {
 
     // --- changing the members ---
 
-    /// Begins to change the members: from now on both configurations are held. Returns false,
-    /// without effect, if a change is under way or `next` is not valid.
-    pub fn begin_change(&mut self, next: Configuration, log: &LogIndex) -> bool {
-        if self.quorums.next.is_some() || !next.is_valid() || !next.members.contains(&self.me) {
+    /// Begins to bring up a node that is to become a member. It does not count yet.
+    pub fn add_learner(&mut self, node: MemberId) {
+        self.learner = Some(node);
+        self.set_members();
+    }
+
+    /// Begins to change the members: from now on both configurations are held. Returns false, without
+    /// effect, if a change is under way, if `next` is not valid, or if its quorum lacks anything that
+    /// was acknowledged or committed: bring the new member up first ([`Owner::add_learner`]).
+    pub fn begin_change(&mut self, next: Configuration) -> bool {
+        let has_all = next.reached(|member| self.of(member).written) >= self.acknowledged
+            && next.reached(|member| self.of(member).synced) >= self.committed;
+        let is_possible = self.is_open() && next.is_valid() && next.members.contains(&self.me);
+        if self.quorums.next.is_some()
+            || !is_possible
+            || !has_all && !self.seeded_bugs.unrecorded_configuration
+        {
             return false;
         }
         self.quorums.next = Some(next);
-        self.change_at = log.tail().sequence;
         self.set_members();
         true
     }
 
-    /// The configuration whose link may be created now, because its quorum has every batch that was
-    /// acknowledged without it.
+    /// The configuration whose link may be created now. Its quorum has every batch that was
+    /// acknowledged without it, and those that are acknowledged from now on need it.
     #[must_use]
     pub fn change_to_record(&self) -> Option<&Configuration> {
-        let next = self.quorums.next.as_ref()?;
-        let is_caught_up = next.reached(|member| self.of(member).synced) >= self.change_at;
-        let is_ready = self.is_open() && is_caught_up;
-        (is_ready || self.seeded_bugs.unrecorded_configuration).then_some(next)
+        self.quorums.next.as_ref().filter(|_| self.superseded_by.is_none())
     }
 
-    /// Ends a change whose link is in the chain.
-    pub fn end_change(&mut self) {
-        if let Some(next) = self.quorums.next.take() {
-            self.quorums.current = next;
-            self.set_members();
+    /// Ends a change whose link, with this number, is in the chain. Returns false, without effect, for
+    /// another number.
+    pub fn end_change(&mut self, number: u64) -> bool {
+        match self.quorums.next.take_if(|next| next.number == number) {
+            Some(next) => {
+                self.learner = self.learner.filter(|learner| !next.members.contains(learner));
+                self.quorums.current = next;
+                self.set_members();
+                true
+            }
+            None => false,
         }
+    }
+
+    /// Gives a change up. Only for a change whose link nobody has tried to create.
+    pub fn abort_change(&mut self) {
+        self.quorums.next = None;
+        self.set_members();
+        self.advance();
     }
 }

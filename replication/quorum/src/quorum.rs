@@ -32,14 +32,14 @@ impl Configuration {
     /// Number of members that a take-over needs: at least one of them has any acknowledged batch.
     #[must_use]
     pub fn recovery_quorum(&self) -> usize {
-        self.members.len() + 1 - self.quorum
+        (self.members.len() + 1).saturating_sub(self.quorum)
     }
 
     /// The highest sequence that a quorum has, given what each member has.
     pub(crate) fn reached(&self, has: impl Fn(&MemberId) -> u64) -> u64 {
         let mut sequences: Vec<u64> = self.members.iter().map(has).collect();
         sequences.sort_unstable_by(|a, b| b.cmp(a));
-        sequences.get(self.quorum - 1).copied().unwrap_or(0)
+        self.quorum.checked_sub(1).and_then(|at| sequences.get(at)).copied().unwrap_or(0)
     }
 }
 

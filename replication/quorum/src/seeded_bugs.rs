@@ -17,6 +17,8 @@ block::seeded_bugs! {
     read_without_lease: "read-without-lease",
     /// A flush waits for the owner's own disk only.
     own_sync_is_commit: "own-sync-is-commit",
+    /// A member counts as complete once it has the opening batch, though it has answered for more.
+    proven_too_early: "proven-too-early",
     /// An owner goes on although the member on its own node has promised a later epoch.
     own_promise_unseen: "own-promise-unseen",
 }

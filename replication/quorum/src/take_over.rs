@@ -28,8 +28,12 @@ pub enum Decision {
     /// The log that ends here has every acknowledged batch; this member has it.
     Continue(Position, MemberId),
     /// The log that ends here has every flushed batch. Whether it has every acknowledged one cannot
-    /// be proven until more members answer.
+    /// be proven until more members answer. Whoever goes on with it first records the loss durably,
+    /// before the opening batch is written anywhere: later candidates find that batch and nothing
+    /// else.
     LossPossible(Position, MemberId),
+    /// So many members have damaged logs that even flushed batches may be gone.
+    Damaged,
 }
 
 /// A node that has won an epoch and is not the owner yet.
@@ -38,8 +42,8 @@ pub struct Candidate {
     epoch: Epoch,
     configuration: Configuration,
     promises: BTreeMap<MemberId, Promised>,
-    /// Sequence behind which the chosen log is read next; `None` before the first read.
-    read_after: Option<u64>,
+    /// The log that is being read, and the position behind which it is read next.
+    reading: Option<(Position, Position)>,
     superseded_by: Option<Epoch>,
     seeded_bugs: SeededBugs,
 }
@@ -60,7 +64,7 @@ impl Candidate {
             epoch,
             configuration,
             promises: BTreeMap::new(),
-            read_after: None,
+            reading: None,
             superseded_by: None,
             seeded_bugs,
         }
@@ -91,30 +95,50 @@ impl Candidate {
             self.superseded_by =
                 self.superseded_by.max((*promised > self.epoch).then_some(*promised));
         }
-        let is_member = self.configuration.members.contains(&from);
-        if let Answer::Promised { epoch, run, tail, proof } = *answer
-            && is_member
-            && epoch == self.epoch
+        if answer.epoch() != self.epoch || !self.configuration.members.contains(&from) {
+            return;
+        }
+        if let Answer::Promised { run, tail, proof, .. } = *answer
             && self.promises.get(&from).is_none_or(|known| known.run <= run)
         {
             self.promises.insert(from, Promised { run, tail, proof });
         }
+        if let Answer::Batches { run, .. } = answer {
+            // Its next promise says what it has now.
+            self.promises.retain(|member, known| *member != from || known.run >= *run);
+        }
     }
 
     /// The request that brings more of the chosen log, which `own` lacks.
-    #[must_use]
-    pub fn reading(&self, chosen: Position, own: &LogIndex) -> Request {
-        let first = own.tail().sequence.min(chosen.sequence);
-        Request::Read { epoch: self.epoch, after: self.read_after.unwrap_or(first) }
+    pub fn read(&mut self, chosen: Position, own: &LogIndex) -> Request {
+        let first = own.newest_up_to(chosen.sequence, chosen.epoch);
+        let after = match self.reading {
+            Some((of, after)) if of == chosen => after,
+            _ => first,
+        };
+        self.reading = Some((chosen, after));
+        Request::Read { epoch: self.epoch, after }
     }
 
-    /// Takes what the node's own member said to batches that were read.
-    pub fn on_own_answer(&mut self, answer: &Answer) {
+    /// Takes what the node's own member said to batches that were read, and its log.
+    pub fn on_own_answer(&mut self, answer: &Answer, own: &LogIndex) {
+        let Some((_, after)) = &mut self.reading else { return };
         match answer {
-            Answer::Appended { written, .. } => self.read_after = Some(*written),
-            Answer::Lacking { may_match, .. } => self.read_after = Some(*may_match),
+            _ if answer.epoch() != self.epoch => {}
+            Answer::Appended { written, .. } => *after = own.at(*written).unwrap_or(*after),
+            Answer::Lacking { may_match, .. } => *after = *may_match,
             Answer::Superseded { .. } | Answer::Promised { .. } | Answer::Batches { .. } => {}
         }
+    }
+
+    /// Whether the owner may open on `own`, the log of the node's own member: it is the chosen one.
+    #[must_use]
+    pub fn may_open(&self, own: &LogIndex) -> bool {
+        let chosen = match self.decide() {
+            Decision::Continue(tail, _) | Decision::LossPossible(tail, _) => tail,
+            Decision::Wait | Decision::Damaged => return false,
+        };
+        self.superseded_by.is_none() && own.tail() == chosen
     }
 
     /// Whether a member has promised.
@@ -129,7 +153,9 @@ impl Candidate {
         let recovery_quorum = self.configuration.recovery_quorum();
         let count = |proof| self.promises.values().filter(|one| one.proof >= proof).count();
         if count(Proof::Synced) < recovery_quorum {
-            return Decision::Wait;
+            let unknown = self.configuration.members.len().saturating_sub(self.promises.len());
+            let is_damaged = count(Proof::Synced) + unknown < recovery_quorum;
+            return if is_damaged { Decision::Damaged } else { Decision::Wait };
         }
         let by_rule = |one: &Promised| (one.tail.epoch, one.tail.sequence);
         let by_length = |one: &Promised| (Epoch(0), one.tail.sequence);

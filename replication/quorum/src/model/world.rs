@@ -4,7 +4,7 @@
 //! - Machines know only what a real node knows: their document, their log, and messages.
 //! - A record of every acknowledgement is kept apart, and each step compares the machines with it.
 
-use crate::follower::{Document, Effect, Follower, Lease};
+use crate::follower::{Document, Effect, Follower, Found, Lease};
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, LeaseToken, Proof, Request};
 use crate::owner::Owner;
@@ -33,6 +33,8 @@ pub(super) struct Bounds {
     pub(super) ticks: u8,
     /// Length of a lease in ticks; 0: owners do not serve reads.
     pub(super) lease: u64,
+    /// Batches in one message.
+    pub(super) batches: u64,
     /// An operator opens the pool although acknowledged writes may be gone.
     pub(super) is_forced: bool,
 }
@@ -50,6 +52,7 @@ impl Bounds {
         changes: 0,
         ticks: 0,
         lease: 0,
+        batches: 2,
         is_forced: false,
     };
 }
@@ -81,6 +84,7 @@ pub(super) enum Action {
     Start(usize),
     TakeOver(usize),
     Open(usize),
+    AddLearner(usize),
     BeginChange(usize, usize),
     /// The owner creates the link of its change; false: it does not learn of it.
     Record(usize, bool),
@@ -122,7 +126,7 @@ struct Machine {
     log: Vec<Batch>,
     /// Batches on stable storage.
     synced: usize,
-    is_rebooted: bool,
+    boot: Uuid,
     node: Option<Node>,
 }
 
@@ -151,6 +155,7 @@ struct Used {
     repeats: u8,
     changes: u8,
     identities: u8,
+    boots: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -162,6 +167,9 @@ pub(super) struct World {
     used: Used,
     acknowledged: BTreeSet<Position>,
     flushed: BTreeSet<Position>,
+    /// Logs with which an operator forced an epoch to open: the loss of older batches that they lack
+    /// is recorded.
+    forced: Vec<(Epoch, LogIndex)>,
     /// Epochs that have opened.
     opened: BTreeSet<Epoch>,
     pub(super) wrong: Option<&'static str>,
@@ -173,7 +181,9 @@ fn index(log: &[Batch]) -> LogIndex {
     index
 }
 
-const FRESH: Document = Document { run: 0, promised: Epoch(0), proof: Proof::All, synced: 0 };
+const BOOT: Uuid = Uuid::from_u128(100);
+const FRESH: Document =
+    Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0 };
 
 impl World {
     /// Three members with empty logs, of which the first has won the first epoch.
@@ -184,7 +194,7 @@ impl World {
             stored: FRESH,
             log: Vec::new(),
             synced: 0,
-            is_rebooted: false,
+            boot: BOOT,
             node: None,
         });
         let configuration =
@@ -197,6 +207,7 @@ impl World {
             used: Used::default(),
             acknowledged: BTreeSet::new(),
             flushed: BTreeSet::new(),
+            forced: Vec::new(),
             opened: BTreeSet::new(),
             wrong: None,
         };
@@ -287,7 +298,11 @@ impl World {
                 }
                 if self.used.changes < bounds.changes && owner.is_open() {
                     let others = (0..self.machines.len()).filter(|to| *to != at);
-                    actions.extend(others.map(|to| Action::BeginChange(at, to)));
+                    actions.extend(others.clone().map(|to| Action::BeginChange(at, to)));
+                }
+                let ids = self.machines.iter().map(|machine| &machine.id);
+                if owner.is_open() && ids.clone().any(|id| owner.progress(id).is_none()) {
+                    actions.push(Action::AddLearner(at));
                 }
                 if owner.change_to_record().is_some() {
                     actions.extend([true, false].map(|learns| Action::Record(at, learns)));
@@ -310,13 +325,12 @@ impl World {
         own: &Follower,
     ) -> Option<(Position, bool)> {
         let (tail, is_proven) = match candidate.decide() {
-            Decision::Wait => return None,
+            Decision::Wait | Decision::Damaged => return None,
             Decision::Continue(tail, _) => (tail, true),
             Decision::LossPossible(tail, _) if bounds.is_forced => (tail, false),
             Decision::LossPossible(..) => return None,
         };
-        let is_superseded = candidate.superseded_by().is_some();
-        (!is_superseded && own.log().tail() == tail).then_some((tail, is_proven))
+        candidate.may_open(own.log()).then_some((tail, is_proven))
     }
 
     fn next_request(&self, bounds: &Bounds, at: usize, to: usize) -> Option<Request> {
@@ -336,7 +350,7 @@ impl World {
                     Decision::Continue(tail, from) | Decision::LossPossible(tail, from)
                         if from == target && at != to && node.follower.log().tail() != tail =>
                     {
-                        Some(candidate.reading(tail, node.follower.log()))
+                        Some(candidate.clone().read(tail, node.follower.log()))
                     }
                     _ => None,
                 }
@@ -359,7 +373,7 @@ impl World {
                         crate::owner::Sending { previous, last: tail, proven_at: None }
                     }
                     true => return None,
-                    false => owner.sending(&target, log, 2)?,
+                    false => owner.sending(&target, log, bounds.batches)?,
                 };
                 let from = usize::try_from(sending.previous.sequence).expect("small");
                 let end = usize::try_from(sending.last).expect("small");
@@ -399,19 +413,21 @@ impl World {
                 let machine = &mut self.machines[at];
                 machine.node = None;
                 machine.log.truncate(machine.synced);
-                machine.is_rebooted = true;
+                self.used.boots += 1;
+                machine.boot = Uuid::from_u128(100 + u128::from(self.used.boots));
             }
             Action::Wipe(at) => {
                 self.used.wipes += 1;
                 self.used.identities += 1;
                 let machine = &mut self.machines[at];
                 machine.id = Uuid::from_u128(10 + u128::from(self.used.identities));
-                (machine.stored, machine.synced, machine.is_rebooted) = (FRESH, 0, false);
+                (machine.stored, machine.synced, machine.boot) = (FRESH, 0, BOOT);
                 machine.log.clear();
             }
             Action::Start(at) => self.start(bounds, seeded_bugs, at),
             Action::TakeOver(at) => self.take_over(seeded_bugs, at),
             Action::Open(at) => self.open(bounds, seeded_bugs, at),
+            Action::AddLearner(at) => self.add_learner(at),
             Action::BeginChange(at, to) => self.begin_change(at, to),
             Action::Record(at, learns) => self.record(at, learns),
             Action::Tick => self.now += 1,
@@ -421,6 +437,13 @@ impl World {
 
     fn send(&mut self, bounds: &Bounds, at: usize, to: usize, fate: Fate) {
         let Some(request) = self.next_request(bounds, at, to) else { return };
+        if let Some(node) = &mut self.machines[at].node
+            && let (Role::Candidate(candidate), Request::Read { .. }) = (&mut node.role, &request)
+            && let Decision::Continue(tail, _) | Decision::LossPossible(tail, _) =
+                candidate.decide()
+        {
+            let _ = candidate.read(tail, node.follower.log());
+        }
         let envelope = self.envelope(at, to, Message::Request(request));
         let earlier = self.network.clone();
         match fate {
@@ -453,16 +476,11 @@ impl World {
     fn start(&mut self, bounds: &Bounds, seeded_bugs: SeededBugs, at: usize) {
         let lease = Lease { now: self.now, hold: bounds.lease };
         let machine = &mut self.machines[at];
-        let (follower, effect) = Follower::start_with(
-            machine.stored,
-            index(&machine.log),
-            !machine.is_rebooted,
-            lease,
-            seeded_bugs,
-        );
-        machine.is_rebooted = false;
+        let (document, boot) = (machine.stored, machine.boot);
+        let found = Found { document, log: index(&machine.log), is_end_damaged: false, boot };
+        let (follower, effects) = Follower::start_with(found, lease, seeded_bugs);
         machine.node = Some(Node { follower, role: Role::Idle });
-        self.perform(at, at, effect);
+        effects.into_iter().for_each(|effect| self.perform(at, at, effect));
     }
 
     fn take_over(&mut self, seeded_bugs: SeededBugs, at: usize) {
@@ -496,8 +514,7 @@ impl World {
             false => (tail, tail.sequence + 1),
         };
         if !is_proven {
-            // The operator was told, and every client of before is refused.
-            self.acknowledged.retain(|position| follower.log().has(*position));
+            self.forced.push((candidate.epoch(), follower.log().clone()));
         }
         let owner = Owner::new_with(
             id,
@@ -548,6 +565,14 @@ impl World {
         self.deliver(envelope, usize::MAX);
     }
 
+    fn add_learner(&mut self, at: usize) {
+        let ids: Vec<MemberId> = self.machines.iter().map(|machine| machine.id).collect();
+        if let Some(Node { role: Role::Owner(owner), .. }) = &mut self.machines[at].node {
+            let new = ids.into_iter().find(|id| owner.progress(id).is_none());
+            new.into_iter().for_each(|id| owner.add_learner(id));
+        }
+    }
+
     fn begin_change(&mut self, at: usize, other: usize) {
         self.used.changes += 1;
         let newest = self.chain.last().expect("never empty").configuration.clone();
@@ -563,8 +588,8 @@ impl World {
         }
         let quorum = members.len() / 2 + 1;
         let next = Configuration { number: newest.number + 1, members, quorum };
-        if let Some(Node { follower, role: Role::Owner(owner) }) = &mut self.machines[at].node {
-            owner.begin_change(next, follower.log());
+        if let Some(Node { role: Role::Owner(owner), .. }) = &mut self.machines[at].node {
+            owner.begin_change(next);
         }
     }
 
@@ -579,7 +604,7 @@ impl World {
         }
         let is_ours = self.chain.last().is_some_and(|link| link.configuration == next);
         if learns && is_ours {
-            owner.end_change();
+            owner.end_change(next.number);
         } else if learns {
             // Another node has the next number: it owns the pool.
             self.machines[at].node.as_mut().expect("just seen").role = Role::Idle;
@@ -617,10 +642,10 @@ impl World {
             Effect::Write(batches) => machine.log.extend(batches),
             Effect::Sync => machine.synced = machine.log.len(),
             Effect::Answer(answer) => self.reply(at, from, answer),
-            Effect::Send { epoch, previous } => {
+            Effect::Send { epoch, run, previous } => {
                 let first = usize::try_from(previous.sequence).expect("small");
                 let batches = machine.log.get(first..).unwrap_or_default().to_vec();
-                self.reply(at, from, Answer::Batches { epoch, previous, batches });
+                self.reply(at, from, Answer::Batches { epoch, run, previous, batches });
             }
         }
     }
@@ -641,15 +666,15 @@ impl World {
         match &mut node.role {
             Role::Idle => {}
             Role::Owner(owner) => {
-                owner.on_answer(&from, &answer);
+                owner.on_answer(&from, &answer, node.follower.log());
             }
             Role::Candidate(candidate) => {
                 candidate.on_answer(from, &answer);
                 if is_own {
-                    candidate.on_own_answer(&answer);
+                    candidate.on_own_answer(&answer, node.follower.log());
                 }
                 let epoch = candidate.epoch();
-                if let Answer::Batches { epoch: of, previous, batches } = answer
+                if let Answer::Batches { epoch: of, previous, batches, .. } = answer
                     && of == epoch
                     && candidate.superseded_by().is_none()
                 {
@@ -664,6 +689,11 @@ impl World {
 
     // --- what must hold ---
 
+    /// Whether the loss of a batch was recorded by an operator.
+    fn is_forgiven(&self, position: &Position) -> bool {
+        self.forced.iter().any(|(epoch, log)| position.epoch < *epoch && !log.has(*position))
+    }
+
     fn check(&mut self, bounds: &Bounds) {
         let mut wrong = None;
         for machine in &self.machines {
@@ -672,23 +702,22 @@ impl World {
                 continue;
             }
             let (epoch, log) = (owner.epoch(), follower.log());
-            let later = self.opened.iter().any(|opened| *opened > epoch);
             if owner.is_open() && self.opened.insert(epoch) {
-                let lost = |set: &BTreeSet<Position>| set.iter().any(|one| !log.has(*one));
-                if lost(&self.flushed) {
+                if self.flushed.iter().any(|one| !log.has(*one)) {
                     wrong = Some("a flushed write is lost");
-                } else if lost(&self.acknowledged) {
+                } else if self
+                    .acknowledged
+                    .iter()
+                    .any(|one| !self.is_forgiven(one) && !log.has(*one))
+                {
                     wrong = Some("an acknowledged write is lost");
                 }
             }
             for sequence in 1..=owner.acknowledged() {
-                let Some(position) = log.at(sequence) else { continue };
-                if position.epoch == epoch && self.acknowledged.insert(position) && later {
-                    wrong = Some("two owners acknowledge");
-                }
+                self.acknowledged.extend(log.at(sequence));
             }
             for sequence in 1..=owner.committed() {
-                self.flushed.extend(log.at(sequence).filter(|position| position.epoch == epoch));
+                self.flushed.extend(log.at(sequence));
             }
         }
         for machine in &self.machines {
@@ -697,8 +726,14 @@ impl World {
                 && owner.is_open()
                 && owner.lease_until(bounds.lease).is_some_and(|until| self.now < until);
             let is_stale = self.acknowledged.iter().any(|position| {
-                position.sequence > owner.acknowledged() || !follower.log().has(*position)
+                let is_shown =
+                    position.sequence <= owner.acknowledged() && follower.log().has(*position);
+                !is_shown && !self.is_forgiven(position)
             });
+            let is_lost = self.opened.last() == Some(&owner.epoch()) && is_stale;
+            if is_lost && owner.is_open() && owner.superseded_by().is_none() {
+                wrong = Some("an acknowledged write is lost");
+            }
             if is_served && is_stale {
                 wrong = Some("a read is stale");
             }
