@@ -36,7 +36,7 @@ fn a_machine_short_of_memory_writes_to_its_own_devices() {
     let name = "shortage::a_machine_short_of_memory_writes_to_its_own_devices";
     let place = Place::new();
     let variables = [("SPINDLE_TEST_GUEST_MEMORY", MEMORY.to_owned())];
-    guest::run_in(place.path(), name, Duration::from_secs(300), &variables, || {
+    guest::run_in(place.path(), name, Duration::from_secs(600), &variables, || {
         for driver in DRIVERS {
             written(driver);
         }
