@@ -384,7 +384,7 @@ fn with_udev() {
         let _ = daemon.json(&["detach", &format!("/dev/spindle/main/{volume}")]);
     }
     settled();
-    // udev learns of some ends only from the close of the last descriptor, after `settle` has ended.
+    // `settle` waits only for events that udev has already received.
     let is_left = |count: usize| {
         let left = |dir: &str| std::fs::read_dir(dir).map_or(0, Iterator::count);
         let until = Instant::now() + Duration::from_secs(20);
