@@ -202,7 +202,7 @@ impl Follower {
             true => Vec::new(),
             false => self.raise_promise(epoch),
         };
-        if now >= self.held_until || self.seeded_bugs.read_without_lease {
+        if now >= self.held_until {
             effects.push(Effect::Answer(Answer::Promised {
                 epoch,
                 run: self.document.run,

@@ -202,6 +202,8 @@ impl Owner {
                     let common = log.newest_up_to(may_match.sequence, may_match.epoch);
                     let next = if *sequence < start.saturating_sub(1) {
                         *start
+                    } else if may_match.sequence < common.sequence {
+                        may_match.sequence + 1 // below the log: the member has to be reset
                     } else {
                         common.sequence + 1
                     };
@@ -218,11 +220,10 @@ impl Owner {
         if self.superseded_by.is_some() {
             return;
         }
-        let counting = self.counting();
-        let written = self.own().written.min(counting.reached(|member| self.of(member).written));
+        let written = self.own().written.min(self.reached(|member| self.of(member).written));
         let synced = match self.seeded_bugs.own_sync_is_commit && self.is_open() {
             true => self.own().synced.min(written),
-            false => counting.reached(|member| self.of(member).synced),
+            false => self.reached(|member| self.of(member).synced),
         };
         // Batches of earlier epochs count only together with the opening batch: until a quorum has that
         // one, a later owner may still choose a log without them.
@@ -253,10 +254,10 @@ impl Owner {
         self.committed
     }
 
-    fn counting(&self) -> Quorums {
+    fn reached(&self, has: impl Fn(&MemberId) -> u64) -> u64 {
         match (&self.quorums.next, self.seeded_bugs.unrecorded_configuration) {
-            (Some(next), true) => Quorums { current: next.clone(), next: None },
-            _ => self.quorums.clone(),
+            (Some(next), true) => next.reached(has),
+            _ => self.quorums.reached(has),
         }
     }
 
@@ -298,7 +299,8 @@ impl Owner {
 
     // --- changing the members ---
 
-    /// Begins to bring up a node that is to become a member. It does not count yet.
+    /// Begins to bring up a node that is to become a member, in place of an earlier learner. It does not
+    /// count yet.
     pub fn add_learner(&mut self, node: MemberId) {
         self.learner = Some(node);
         self.set_members();
@@ -337,6 +339,7 @@ impl Owner {
                 self.learner = self.learner.filter(|learner| !next.members.contains(learner));
                 self.quorums.current = next;
                 self.set_members();
+                self.advance();
                 true
             }
             None => false,
@@ -348,5 +351,32 @@ impl Owner {
         self.quorums.next = None;
         self.set_members();
         self.advance();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    #[test]
+    fn member_without_the_released_batches_has_to_be_reset() {
+        let position = |sequence| Position { epoch: Epoch(2), sequence };
+        let mut log = LogIndex::new(position(10));
+        (11..=13).for_each(|sequence| log.push(position(sequence)));
+        let [me, member] = [1, 2].map(Uuid::from_u128);
+        let configuration = Configuration { number: 1, members: [me, member].into(), quorum: 2 };
+        let mut owner = Owner::new(me, Epoch(2), configuration, 11);
+        let lacking = |sequence, may_match, start| Answer::Lacking {
+            epoch: Epoch(2),
+            run: 1,
+            sequence,
+            may_match,
+            start,
+        };
+        assert_eq!(owner.sending(&member, &log, 9).map(|next| next.previous), Some(position(10)));
+        let earlier = Position { epoch: Epoch(1), sequence: 4 };
+        owner.on_answer(&member, &lacking(10, earlier, 1), &log);
+        assert_eq!(owner.sending(&member, &log, 9), None);
     }
 }

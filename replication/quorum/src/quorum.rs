@@ -37,9 +37,9 @@ impl Configuration {
 
     /// The highest sequence that a quorum has, given what each member has.
     pub(crate) fn reached(&self, has: impl Fn(&MemberId) -> u64) -> u64 {
-        let mut sequences: Vec<u64> = self.members.iter().map(has).collect();
-        sequences.sort_unstable_by(|a, b| b.cmp(a));
-        self.quorum.checked_sub(1).and_then(|at| sequences.get(at)).copied().unwrap_or(0)
+        let count = |least| self.members.iter().filter(|member| has(member) >= least).count();
+        let quorum = self.quorum.max(1);
+        self.members.iter().map(&has).filter(|least| count(*least) >= quorum).max().unwrap_or(0)
     }
 }
 
