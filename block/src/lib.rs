@@ -26,4 +26,4 @@ pub use device::{AllocationExtent, BlockDevice, Limits, WriteFlags, ZeroFlags};
 pub use error::{Error, ErrorKind, Result};
 pub use jobs::Job;
 pub use line::{Line, Silence};
-pub use units::{Epoch, Lsn, VolumeId};
+pub use units::{Epoch, Lsn, Position, VolumeId};

@@ -7,11 +7,11 @@
 //!   acknowledged batch sends something else in its place.
 //! - The lease that an owner has from this member has run out before a later epoch gets its promise.
 
+use crate::batch::Batch;
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, Proof, Request};
-use crate::position::{Batch, Position};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
-use block::Epoch;
+use block::{Epoch, Position};
 use uuid::Uuid;
 
 /// The small document that a member keeps beside its log, on stable storage.

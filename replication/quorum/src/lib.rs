@@ -12,28 +12,28 @@
 //! - No machine reads a clock: the time comes in as an argument, from a monotonic clock of the node.
 //!
 //! ```text
-//! position  what identifies a batch     follower  a member's rules
+//! batch     a batch, sealed             follower  a member's rules
 //! messages  what the machines exchange  owner     appends, quorum, lease
 //! log_index the positions in a log      take_over the choice of a log to continue
 //! quorum    who has to have a batch     model     all of it under a model checker (tests)
 //! ```
 #![deny(unsafe_code)]
 
+mod batch;
 mod follower;
 mod log_index;
 mod messages;
 #[cfg(test)]
 mod model;
 mod owner;
-mod position;
 mod quorum;
 mod seeded_bugs;
 mod take_over;
 
+pub use batch::Batch;
 pub use follower::{Document, Effect, Follower, Found};
 pub use log_index::LogIndex;
 pub use messages::{Answer, LeaseToken, Proof, Request};
 pub use owner::{Owner, Progress, Sending};
-pub use position::{Batch, Position};
 pub use quorum::{Configuration, MemberId, Quorums};
 pub use take_over::{Candidate, Decision};

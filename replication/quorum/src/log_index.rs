@@ -4,8 +4,7 @@
 //! - Sequences are dense, and epochs never fall from one batch to the next.
 //! - Its size is the number of epochs in the log, not of batches.
 
-use crate::position::Position;
-use block::Epoch;
+use block::{Epoch, Position};
 
 /// Batches of one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

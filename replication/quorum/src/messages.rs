@@ -1,8 +1,8 @@
 //! The messages between an owner or candidate and a member. Each carries the sender's epoch, and a
 //! member answers nothing of an epoch below its promise with anything but a refusal.
 
-use crate::position::{Batch, Position};
-use block::Epoch;
+use crate::batch::Batch;
+use block::{Epoch, Position};
 
 /// Names one sending of an owner, so that an answer tells when the owner had sent the request:
 /// nanoseconds of the owner's monotonic clock, which only the owner interprets.

@@ -9,12 +9,12 @@
 //! - A read is served only under a lease.
 //! - What is acknowledged or committed stays so, whatever changes afterwards.
 
+use crate::batch::Batch;
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, LeaseToken, Request};
-use crate::position::{Batch, Position};
 use crate::quorum::{Configuration, MemberId, Quorums};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
-use block::Epoch;
+use block::{Epoch, Position};
 use std::collections::BTreeMap;
 
 /// What an owner knows of a member.

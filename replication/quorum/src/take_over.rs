@@ -6,10 +6,9 @@
 
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, Proof, Request};
-use crate::position::Position;
 use crate::quorum::{Configuration, MemberId};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
-use block::Epoch;
+use block::{Epoch, Position};
 use std::collections::BTreeMap;
 
 /// What a member promised.

@@ -4,15 +4,15 @@
 //! - Machines know only what a real node knows: their document, their log, and messages.
 //! - A record of every acknowledgement is kept apart, and each step compares the machines with it.
 
+use crate::batch::Batch;
 use crate::follower::{Document, Effect, Follower, Found, Lease};
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, LeaseToken, Proof, Request};
 use crate::owner::Owner;
-use crate::position::{Batch, Position};
 use crate::quorum::{Configuration, MemberId};
 use crate::seeded_bugs::SeededBugs;
 use crate::take_over::{Candidate, Decision};
-use block::Epoch;
+use block::{Epoch, Position};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use uuid::Uuid;
