@@ -19,8 +19,9 @@
 //! overlay   entries not destaged yet     spill     files of volumes that cannot be destaged
 //! ring      state machine, recovery      throttle  delays as the log fills
 //! log       the interface for callers    sim       machines that crash, from a seed (tests)
+//! replicas  other machines, as a trait
 //!
-//! log -> {ring, spill, throttle}   ring -> {spill, overlay, disk}   spill -> overlay -> disk -> format
+//! log -> {ring, spill, throttle}   ring -> {replicas, spill, overlay, disk}   spill -> overlay -> disk -> format
 //! ```
 #![deny(unsafe_code)]
 
@@ -29,6 +30,7 @@ mod format;
 mod log;
 mod options;
 mod overlay;
+mod replicas;
 mod ring;
 mod seeded_bugs;
 #[cfg(test)]
@@ -49,6 +51,7 @@ pub use overlay::log_resident::LogResident;
 pub use overlay::spill_layer::SpillLayer;
 pub use overlay::spill_resident::{SpillFileId, SpillResident};
 pub use overlay::{Generation, Overlay, VolumeWeight};
+pub use replicas::Replicas;
 pub use ring::contents::LogContents;
 pub use ring::incomplete::is_incomplete;
 pub use ring::inspect::{LogSummary, find_superseded};

@@ -7,6 +7,10 @@ use crate::format::batch;
 block::seeded_bugs! {
     /// A batch counts as written as soon as it is submitted.
     ack_before_write: "ack-before-write",
+    /// A batch is acknowledged although no quorum has it.
+    ack_without_quorum: "ack-without-quorum",
+    /// A flush is answered once the owner's own disk has synced.
+    commit_by_own_sync: "commit-by-own-sync",
     /// A flush is answered without a sync.
     flush_ignored: "flush-ignored",
     /// Recovery takes a batch whose checksum differs.

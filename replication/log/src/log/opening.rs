@@ -176,6 +176,7 @@ impl LogOpening<'_> {
             live: opened.live,
             files: opened.files,
             is_settled: opened.recovery.is_tail_proven,
+            replicas: None,
         };
         let mut core = Core::new(start, Arc::clone(&self.random), Arc::clone(&self.clock));
         core.prepare_files(&mut disk);

@@ -4,33 +4,39 @@
 //!
 //! Invariants:
 //! - Batches are retired in order: no entry is visible or acknowledged before every earlier batch
-//!   has been written whole.
-//! - Only one sync runs at a time. It covers exactly the batches that were retired when it was
+//!   has been written whole, here and by a quorum of the members if there are any.
+//! - Only one sync runs at a time. It covers exactly the batches that were written when it was
 //!   requested.
+//! - An entry counts as durable once it is visible, and on stable storage of a quorum.
+//! - Batches gather while the own disk is busy, not while the members are: the round trip to them
+//!   does not limit how many batches are under way. The queue's room does.
 //! - A file is written over only after all its entries are destaged.
 //! - Before acknowledgements may run ahead of stable storage, a batch that announces it
 //!   (`acks_before_sync`) is on stable storage. So a log whose last batch lacks this mark ends where
 //!   its acknowledgements did.
 //! - After the first failed request nothing more is submitted.
 
+mod files;
+mod retiring;
+
 use crate::format::batch::{self, BatchHeader};
 use crate::format::entry::EntryRow;
-use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
 use crate::options::{LogOptions, RESERVE_BYTES, Wait, batch_bytes, payload_bytes_max};
-use crate::overlay::log_resident::{BatchPlace, LogResident};
-use crate::overlay::{Generation, Incoming};
+use crate::overlay::Generation;
+use crate::replicas::Replicas;
 use crate::ring::layout::{FileState, Head, LiveFile, RingConfig};
 use crate::ring::queue::{BatchSize, Pending};
 use crate::ring::shared_ring::SharedRing;
 use block::env::{Clock, Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
 use block::seal::SALT_BYTES;
-use block::{Error, Lsn};
+use block::{Error, Lsn, Position};
+use bytes::Bytes;
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Maximum number of batches in flight, for disks that do not complete writes inside the call
+/// Maximum number of batches on their way to the own disk, for disks that do not complete writes inside the call
 /// (direct I/O). Chosen by hand. Buffered writes complete inside the call and are never in flight.
 const IN_FLIGHT_MAX: usize = 4;
 /// Ring files made ahead of need. Chosen by hand: at 1 GB/s a file lasts 64 ms.
@@ -48,14 +54,6 @@ const ROUNDS_TO_SYNC: u32 = 4;
 const TICKS_QUIET: u32 = 25;
 /// Ticks after which written batches are synced unasked although more keep coming.
 const TICKS_UNSYNCED_MAX: u32 = 5;
-
-/// Consecutive batches, each flushed before the next one came, after which a flush is expected and
-/// the sync starts with the acknowledgement. Chosen by hand: a database that commits is recognised
-/// at once, a burst with a flush at its end never is.
-const FLUSHES_EXPECTED_MIN: u8 = 4;
-/// Upper limit of the count of such batches. Chosen by hand: a few batches without a flush end the
-/// expectation.
-const FLUSHES_EXPECTED_MAX: u8 = 8;
 
 /// Largest batch, in bytes, whose write-back to the device may begin before its acknowledgement.
 /// Chosen by hand: handing over more takes longer than it saves.
@@ -80,6 +78,14 @@ struct InFlight {
     end_position: u64,
     entries: Vec<Pending>,
     rows: Vec<EntryRow>,
+    /// Room in the queue that its entries keep, in bytes.
+    room: u64,
+}
+
+/// A batch that is ready to be written.
+struct Encoded {
+    header: BatchHeader,
+    buffer: IoBuffer,
 }
 
 struct Syncing {
@@ -97,6 +103,8 @@ pub(crate) struct CoreStart {
     pub(crate) files: Vec<FileState>,
     /// Whether a possible loss of an earlier run has been dealt with.
     pub(crate) is_settled: bool,
+    /// The other members of the log, which have been given every batch up to the head.
+    pub(crate) replicas: Option<Arc<dyn Replicas>>,
 }
 
 /// The state machine. One caller at a time steps it.
@@ -107,15 +115,26 @@ pub(crate) struct Core {
     head: Head,
     live: VecDeque<LiveFile>,
     files: Vec<FileState>,
+    replicas: Option<Arc<dyn Replicas>>,
+    /// Batches that are not retired.
     in_flight: VecDeque<InFlight>,
-    /// Files with retired batches that no sync covers yet.
+    /// Files with written batches that no sync covers yet.
     dirty: BTreeSet<u32>,
     syncing: Option<Syncing>,
+    /// Every batch up to it has been written to the own disk.
+    written_sequence: u64,
+    written_lsn: Lsn,
+    written_position: u64,
     retired_sequence: u64,
     retired_lsn: Lsn,
-    retired_position: u64,
+    /// Every batch up to it is on stable storage of the own disk.
     durable_sequence: u64,
     durable_lsn: Lsn,
+    /// Every batch up to it is retired, and on stable storage of a quorum.
+    committed_sequence: u64,
+    committed_lsn: Lsn,
+    /// Sequence and last LSN of the retired batches after it.
+    uncommitted: VecDeque<(u64, Lsn)>,
     /// The log syncs until this batch is durable, even if no caller asks.
     sync_sequence_wanted: u64,
     sync_position: u64,
@@ -142,7 +161,7 @@ pub(crate) struct Core {
 impl Core {
     /// Makes a core that continues at `start`.
     pub(crate) fn new(start: CoreStart, random: Arc<dyn Random>, clock: Arc<dyn Clock>) -> Self {
-        let CoreStart { mut config, head, live, files, is_settled } = start;
+        let CoreStart { mut config, head, live, files, is_settled, replicas } = start;
         let batch_bytes_max = &mut config.options.batch_bytes_max;
         *batch_bytes_max = (*batch_bytes_max).min(payload_bytes_max(config.file_bytes));
         assert_eq!(live.back().map(|file| file.slot), Some(head.slot));
@@ -155,14 +174,20 @@ impl Core {
             head,
             live,
             files,
+            replicas,
             in_flight: VecDeque::new(),
             dirty: BTreeSet::new(),
             syncing: None,
+            written_sequence: retired_sequence,
+            written_lsn: retired_lsn,
+            written_position: head.position,
             retired_sequence,
             retired_lsn,
-            retired_position: head.position,
             durable_sequence: retired_sequence,
             durable_lsn: retired_lsn,
+            committed_sequence: retired_sequence,
+            committed_lsn: retired_lsn,
+            uncommitted: VecDeque::new(),
             sync_sequence_wanted: 0,
             sync_position: head.position,
             flushes_expected: 0,
@@ -190,11 +215,13 @@ impl Core {
                 return;
             }
             let is_reaped = self.reap(disk, shared);
+            let is_written = self.advance_written();
             let is_retired = self.retire(shared);
             let is_released = self.free_files(shared);
             let is_submitted = self.submit_batches(disk, shared);
             let is_closed = self.go_on_closing(disk, shared);
-            let is_any = is_reaped || is_retired || is_released || is_submitted || is_closed;
+            let is_any =
+                is_reaped || is_written || is_retired || is_released || is_submitted || is_closed;
             // The sync comes late, so that it covers all earlier writes; but a stream of writers
             // must not keep the flushers waiting.
             let is_sync_due = !is_any || round % ROUNDS_TO_SYNC == 0;
@@ -232,9 +259,9 @@ impl Core {
             self.make_next_file(disk);
         }
         let is_quieting = self.acks_before_sync() && self.ticks_idle >= TICKS_QUIET;
-        if self.retired_sequence > self.durable_sequence {
+        if self.written_sequence > self.durable_sequence {
             if is_idle || self.ticks_unsynced >= TICKS_UNSYNCED_MAX {
-                self.sync_sequence_wanted = self.retired_sequence;
+                self.sync_sequence_wanted = self.written_sequence;
             }
         } else if is_idle && (self.announced_durable_lsn < self.durable_lsn || is_quieting) {
             if is_quieting {
@@ -264,6 +291,7 @@ impl Core {
             && self.is_clean_written
             && self.in_flight.is_empty()
             && self.durable_sequence == self.head.sequence - 1
+            && self.committed_sequence == self.head.sequence - 1
     }
 
     fn acks_before_sync(&self) -> bool {
@@ -275,173 +303,21 @@ impl Core {
         self.next_token
     }
 
-    // --- completions of the disk ---
-
-    fn reap(&mut self, disk: &mut dyn Disk, shared: &SharedRing) -> bool {
-        let mut completions = std::mem::take(&mut self.completions);
-        disk.reap(&mut completions);
-        let is_any = !completions.is_empty();
-        for completion in completions.drain(..) {
-            self.on_completion(completion, shared);
-        }
-        self.completions = completions;
-        if is_any {
-            self.prepare_files(disk);
-        }
-        is_any
-    }
-
-    fn on_completion(&mut self, completion: DiskCompletion, shared: &SharedRing) {
-        let DiskCompletion { token, result, buffer } = completion;
-        if let Some(buffer) = buffer {
-            self.keep(buffer);
-        }
-        if let Some(batch) = self.in_flight.iter_mut().find(|batch| batch.token == token) {
-            match result {
-                Ok(()) => batch.is_written = true,
-                Err(e) => {
-                    let at = (batch.slot, batch.offset);
-                    let what = format!("write log batch at file {}, {}", at.0, at.1);
-                    shared.fail_of_disk(io_error(&what, e));
-                }
-            }
-        } else if self.syncing.as_ref().is_some_and(|syncing| syncing.token == token) {
-            match result {
-                Ok(()) => self.on_synced(shared),
-                Err(e) => shared.fail_of_disk(io_error("sync the write log", e)),
-            }
-        } else if let Some(slot) =
-            self.files.iter().position(|state| *state == FileState::Creating(token))
-        {
-            match result {
-                Ok(()) => {
-                    self.files[slot] = FileState::Ready;
-                    self.is_refused = false;
-                    *shared.counters.refusal.lock() = None;
-                    shared.counters.made_count.fetch_add(1, Ordering::Relaxed);
-                }
-                // The log continues with the files that it has.
-                Err(e) => {
-                    self.files[slot] = FileState::Refused;
-                    self.is_refused = true;
-                    *shared.counters.refusal.lock() = Some(e.to_string());
-                }
-            }
-        }
-    }
-
-    fn on_synced(&mut self, shared: &SharedRing) {
-        let syncing = self.syncing.take().expect("a sync was in flight");
-        self.durable_sequence = self.durable_sequence.max(syncing.sequence);
-        self.durable_lsn = self.durable_lsn.max(syncing.lsn);
-        self.ticks_unsynced = 0;
-        self.announce(shared);
-    }
-
-    fn announce(&self, shared: &SharedRing) {
-        let is_announcement_durable = self
-            .acks_before_sync_sequence
-            .is_some_and(|sequence| sequence <= self.durable_sequence);
-        let acked = if is_announcement_durable { self.retired_lsn } else { self.durable_lsn };
-        shared.advance(acked, self.durable_lsn);
-    }
-
-    fn keep(&mut self, buffer: IoBuffer) {
-        // An entry larger than a batch leaves a large buffer, which is not worth keeping.
-        let is_usual = buffer.capacity() <= self.config.options.batch_bytes_max * 2 + (64 << 10);
-        if is_usual && self.buffers.len() < IN_FLIGHT_MAX {
-            self.buffers.push(buffer);
-        }
-    }
-
-    /// Makes the oldest batches visible and answered, up to the first one that is not yet written.
-    fn retire(&mut self, shared: &SharedRing) -> bool {
-        if shared.is_failed() {
-            return false; // completions reaped together with the failure are not answered
-        }
-        let mut is_any = false;
-        while self.in_flight.front().is_some_and(|b| b.is_written) {
-            let batch = self.in_flight.pop_front().expect("just seen");
-            self.retire_one(batch, shared);
-            is_any = true;
-        }
-        if is_any {
-            self.announce(shared);
-        }
-        is_any
-    }
-
-    fn retire_one(&mut self, batch: InFlight, shared: &SharedRing) {
-        let InFlight { header, slot, offset, end_position, entries, rows, .. } = batch;
-        self.expect_flush(shared);
-        self.retired_sequence = header.sequence;
-        self.retired_lsn = header.last_lsn();
-        self.retired_position = end_position;
-        self.dirty.insert(slot);
-        if entries.is_empty() {
-            return;
-        }
-        let payload_at =
-            offset + u64::try_from(header.payload_at().expect("encoded")).expect("u32");
-        let place = Arc::new(BatchPlace {
-            file: slot,
-            payload_at,
-            first_lsn: header.first_lsn,
-            algorithm: header.algorithm,
-            salt: header.salt,
-        });
-        let incoming = entries.into_iter().zip(rows).zip(0u32..).map(|((pending, row), index)| {
-            let resident = LogResident::new(Arc::clone(&place), row, index);
-            Incoming::new(pending.entry, resident)
-        });
-        let now = || self.clock.now();
-        let inserted = shared.overlay.insert(header.first_lsn, incoming, end_position, now);
-        if inserted.is_frozen {
-            shared.notify_changed();
-        }
-        let options = &self.config.options;
-        if inserted.log_bytes >= options.generation_bytes_max
-            || inserted.extent_count >= extents_to_freeze(options)
-        {
-            freeze(shared);
-        }
-    }
-
-    /// Returns whether the next acknowledged entries will probably be flushed at once.
-    pub(crate) fn is_flush_expected(&self) -> bool {
-        self.flushes_expected >= FLUSHES_EXPECTED_MIN
-    }
-
-    /// Updates the expectation by whether the entries before this batch were flushed.
-    fn expect_flush(&mut self, shared: &SharedRing) {
-        self.flushes_expected = if shared.flushed() >= self.retired_lsn {
-            (self.flushes_expected + 1).min(FLUSHES_EXPECTED_MAX)
-        } else {
-            self.flushes_expected.saturating_sub(2)
-        };
-        shared.is_flush_expected.store(self.is_flush_expected(), Ordering::Relaxed);
-    }
-
-    fn free_files(&mut self, shared: &SharedRing) -> bool {
-        let destaged = shared.destaged();
-        let before = self.live.len();
-        while self.live.len() > 1 && self.live[0].last_lsn <= destaged {
-            self.live.pop_front();
-        }
-        self.live.len() != before
-    }
-
     // --- batches ---
 
     fn submit_batches(&mut self, disk: &mut dyn Disk, shared: &SharedRing) -> bool {
         let mut is_any = false;
-        while self.in_flight.len() < IN_FLIGHT_MAX {
+        while self.unwritten() < IN_FLIGHT_MAX as u64 {
             let Some((entries, room)) = self.take_entries(disk, shared) else { break };
-            self.submit_entries(entries, disk, shared);
-            shared.give_back(room);
+            self.submit_entries(entries, room, disk, shared);
             is_any = true;
         }
         is_any
+    }
+
+    /// Number of batches that are on their way to the own disk.
+    fn unwritten(&self) -> u64 {
+        self.head.sequence - 1 - self.written_sequence
     }
 
     /// Takes the entries of the next batch, if one is due and there is a place for it.
@@ -458,7 +334,7 @@ impl Core {
         }
         // The disk is busy: gather more, unless the gathered entries are worth a write of their
         // own.
-        if !self.in_flight.is_empty() && bytes < batch_bytes_max / 2 {
+        if self.unwritten() > 0 && bytes < batch_bytes_max / 2 {
             return None;
         }
         let extent_limit = self.config.options.entry_count_max;
@@ -481,77 +357,13 @@ impl Core {
         Some((entries, room))
     }
 
-    /// Moves the head to a place with `bytes` of room and `reserve` bytes behind it.
-    fn make_room(&mut self, bytes: u64, reserve: u64, disk: &mut dyn Disk) -> Room {
-        let file_bytes = self.config.file_bytes;
-        if self.head.offset + bytes + reserve <= file_bytes {
-            return Room::Yes;
-        }
-        assert!(FILE_HEADER_BYTES as u64 + bytes + reserve <= file_bytes, "a batch fits a file");
-        let next = match self.next_slot(disk) {
-            Ok(slot) => slot,
-            Err(room) => return room,
-        };
-        self.head.position += file_bytes - self.head.offset;
-        self.head.slot = next;
-        self.head.offset = FILE_HEADER_BYTES as u64;
-        self.live.push_back(LiveFile { slot: next, last_lsn: Lsn(self.head.next_lsn.0 - 1) });
-        self.prepare_files(disk);
-        Room::Yes
-    }
-
-    /// Returns the file after the head's. If it cannot be made (the disk is full), the ring ends
-    /// before it and continues in the first file.
-    fn next_slot(&mut self, disk: &mut dyn Disk) -> Result<u32, Room> {
-        let next = (self.head.slot + 1) % self.config.file_count;
-        let is_live = |slot| self.live.iter().any(|file| file.slot == slot);
-        match self.files[next as usize] {
-            FileState::Ready if is_live(next) => Err(Room::Full),
-            FileState::Ready => Ok(next),
-            FileState::Refused if is_live(0) => Err(Room::Full),
-            FileState::Refused => Ok(0),
-            FileState::Creating(_) => Err(Room::Soon),
-            FileState::Absent => {
-                self.prepare_files(disk);
-                Err(Room::Soon)
-            }
-        }
-    }
-
-    /// Requests the file that the head will soon reach, if it does not exist. Files are made in
-    /// order, one after the other: a gap in their numbers is a file that was taken away.
-    pub(crate) fn prepare_files(&mut self, disk: &mut dyn Disk) {
-        let made = self.files.iter().take_while(|state| **state == FileState::Ready).count();
-        if made <= (self.head.slot + FILES_AHEAD) as usize {
-            self.make_next_file(disk);
-        }
-    }
-
-    /// Requests the first file that does not exist, unless it is already requested.
-    fn make_next_file(&mut self, disk: &mut dyn Disk) {
-        let made = self.files.iter().take_while(|state| **state == FileState::Ready).count();
-        let slot = u32::try_from(made).expect("file count");
-        if self.files.get(made) != Some(&FileState::Absent) {
-            return;
-        }
-        let token = self.token();
-        self.files[made] = FileState::Creating(token);
-        let len = self.config.file_bytes;
-        disk.submit(DiskRequest::Create { token, file: slot, len, header: self.file_header(slot) });
-    }
-
-    fn file_header(&self, slot: u32) -> Vec<u8> {
-        FileHeader {
-            pool: self.config.identity.pool,
-            ring: self.config.ring,
-            slot,
-            file_count: self.config.file_count,
-            file_bytes: self.config.file_bytes,
-        }
-        .encode()
-    }
-
-    fn submit_entries(&mut self, entries: Vec<Pending>, disk: &mut dyn Disk, shared: &SharedRing) {
+    fn submit_entries(
+        &mut self,
+        entries: Vec<Pending>,
+        room: u64,
+        disk: &mut dyn Disk,
+        shared: &SharedRing,
+    ) {
         if self.acks_before_sync_sequence.is_none()
             && entries.iter().any(|p| p.wait == Wait::Written)
         {
@@ -563,7 +375,7 @@ impl Core {
         let counters = &shared.counters;
         let buffer = self.encode(&mut header, &mut rows, &entries);
         counters.entry_count.fetch_add(u64::from(header.entry_count), Ordering::Relaxed);
-        self.submit(header, rows, entries, buffer, disk);
+        self.submit(Encoded { header, buffer }, rows, entries, room, disk);
         self.count(&header, shared);
     }
 
@@ -620,10 +432,10 @@ impl Core {
 
     fn submit(
         &mut self,
-        header: BatchHeader,
+        Encoded { header, buffer }: Encoded,
         rows: Vec<EntryRow>,
         entries: Vec<Pending>,
-        buffer: IoBuffer,
+        room: u64,
         disk: &mut dyn Disk,
     ) {
         let (slot, offset, token) = (self.head.slot, self.head.offset, self.token());
@@ -636,8 +448,13 @@ impl Core {
         self.live.back_mut().expect("the head's file is live").last_lsn = header.last_lsn();
         let end_position = self.head.position;
         let is_written = self.config.seeded_bugs.ack_before_write;
-        let is_sync_next = bytes <= SYNC_NEXT_BYTES_MAX
-            && (self.is_flush_expected() || entries.iter().any(|p| p.wait == Wait::Durable));
+        let is_awaited =
+            self.is_flush_expected() || entries.iter().any(|p| p.wait == Wait::Durable);
+        let is_sync_next = bytes <= SYNC_NEXT_BYTES_MAX && is_awaited;
+        if let Some(replicas) = &self.replicas {
+            let position = Position { epoch: header.epoch, sequence: header.sequence };
+            replicas.append(position, Bytes::copy_from_slice(buffer.as_slice()), is_awaited);
+        }
         self.in_flight.push_back(InFlight {
             token,
             is_written,
@@ -647,6 +464,7 @@ impl Core {
             end_position,
             entries,
             rows,
+            room,
         });
         disk.submit(DiskRequest::Write { token, file: slot, offset, buffer, is_sync_next });
     }
@@ -662,7 +480,7 @@ impl Core {
         header.is_clean = is_clean;
         let buffer = self.encode(&mut header, &mut [], &[]);
         self.sync_sequence_wanted = header.sequence;
-        self.submit(header, Vec::new(), Vec::new(), buffer, disk);
+        self.submit(Encoded { header, buffer }, Vec::new(), Vec::new(), 0, disk);
         self.count(&header, shared);
         true
     }
@@ -673,14 +491,17 @@ impl Core {
         let is_asked = shared.sync_wanted() > self.durable_lsn
             || self.sync_sequence_wanted > self.durable_sequence
             || self.is_flush_expected()
-            || self.retired_position - self.sync_position >= self.config.options.unsynced_bytes_max;
-        if !is_asked || self.syncing.is_some() || self.retired_sequence == self.durable_sequence {
+            || self.written_position - self.sync_position >= self.config.options.unsynced_bytes_max;
+        if !is_asked || self.syncing.is_some() || self.written_sequence == self.durable_sequence {
             return false;
         }
         let token = self.token();
         self.syncing =
-            Some(Syncing { token, sequence: self.retired_sequence, lsn: self.retired_lsn });
-        self.sync_position = self.retired_position;
+            Some(Syncing { token, sequence: self.written_sequence, lsn: self.written_lsn });
+        self.sync_position = self.written_position;
+        if let Some(replicas) = &self.replicas {
+            replicas.want_sync(self.written_sequence);
+        }
         shared.counters.sync_count.fetch_add(1, Ordering::Relaxed);
         let files = std::mem::take(&mut self.dirty).into_iter().collect();
         if self.config.seeded_bugs.flush_ignored {
@@ -698,7 +519,7 @@ impl Core {
         // Entries that found no room before the end are not acknowledged, and their waiters learn
         // it.
         shared.queue.lock().clear();
-        if self.retired_sequence > self.durable_sequence {
+        if self.retired_sequence > self.committed_sequence {
             let is_new = self.sync_sequence_wanted < self.retired_sequence;
             self.sync_sequence_wanted = self.retired_sequence;
             return is_new;

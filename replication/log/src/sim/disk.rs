@@ -216,7 +216,7 @@ impl Platter {
 }
 
 /// Rates of failures, in percent of requests.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Faults {
     pub(crate) write: u64,
     pub(crate) sync: u64,

@@ -48,6 +48,7 @@ fn run_all(plan: Plan, seeds: u64) -> Stats {
         sum.remounts += stats.remounts;
         sum.drops += stats.drops;
         sum.noted_whole += stats.noted_whole;
+        sum.answered += stats.answered;
     }
     println!("{sum:?}");
     sum
@@ -64,6 +65,16 @@ fn crash_at_any_moment_keeps_acknowledged_entries() {
         assert!(met.spilled > 1_000 && met.caught_up > 300);
         assert!(met.expected > 1_000 && met.snapshots > 10_000);
     }
+}
+
+#[test]
+fn log_with_a_member_promises_what_both_have() {
+    let met = run_all(Plan { runs: 12, has_member: true, ..Plan::default() }, 600);
+    if number("SEED").is_none() {
+        assert!(met.crashes > 5_000 && met.clean > 0 && met.full > 0 && met.answered > 500);
+    }
+    let faults = Faults { write: 2, sync: 10, create: 20, ..Faults::default() };
+    run_all(Plan { runs: 12, has_member: true, faults, ..Plan::default() }, 200);
 }
 
 #[test]
@@ -168,7 +179,10 @@ fn a_forged_batch_without_entries_is_refused() {
 const FOUND_WITHIN: u64 = 50;
 
 fn finds(name: &str, seeded_bugs: SeededBugs, faults: Faults) {
-    let plan = Plan { seeded_bugs, faults, runs: 12 };
+    finds_in(name, Plan { seeded_bugs, faults, runs: 12, has_member: false });
+}
+
+fn finds_in(name: &str, plan: Plan) {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let found = (0..FOUND_WITHIN).find_map(|seed| run(seed, plan).err().map(|why| (seed, why)));
@@ -195,6 +209,11 @@ fn seeded_bugs_are_found() {
     finds("remount not seen", SeededBugs { remount_not_seen: true, ..off }, shutting);
     let unheard = Faults { write_back: 50, ..none };
     finds("writeback not asked", SeededBugs { writeback_not_asked: true, ..off }, unheard);
+    let of_members = |seeded_bugs| Plan { seeded_bugs, runs: 12, has_member: true, faults: none };
+    let early = SeededBugs { ack_without_quorum: true, ..off };
+    finds_in("ack without quorum", of_members(early));
+    let own = SeededBugs { commit_by_own_sync: true, ..off };
+    finds_in("commit by own sync", of_members(own));
 }
 
 #[test]

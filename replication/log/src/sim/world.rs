@@ -10,6 +10,7 @@
 //!   nothing invented.
 
 use super::disk::{Faults, Platter, SimDisk};
+use super::member::SimMember;
 use super::{Rng, SimRandom, SimSpill};
 use crate::format::entry::EntryKind;
 use crate::format::state::LogState;
@@ -19,6 +20,7 @@ use crate::overlay::log_resident::LogResident;
 use crate::overlay::spill_layer::SpillLayer;
 use crate::overlay::spill_resident::SpillFileId;
 use crate::overlay::{Generation, LayersOf, SpillLayers};
+use crate::replicas::Replicas;
 use crate::ring::core::{self, Core, CoreStart};
 use crate::ring::inspect;
 use crate::ring::opening::OpenArgs;
@@ -72,6 +74,14 @@ pub(crate) struct Plan {
     pub(crate) faults: Faults,
     /// Number of crashes before the run ends.
     pub(crate) runs: u64,
+    /// Another member has the log, too.
+    pub(crate) has_member: bool,
+}
+
+impl Plan {
+    fn has_faults(&self) -> bool {
+        self.faults != Faults::default()
+    }
 }
 
 /// A process that has the log open.
@@ -81,6 +91,7 @@ struct Process {
     shared: SharedRing,
     reader: Arc<dyn DiskReader>,
     state: LogState,
+    member: Option<Arc<SimMember>>,
 }
 
 pub(crate) struct World {
@@ -146,6 +157,8 @@ pub(crate) struct Stats {
     pub(crate) drops: u64,
     /// Recorded failures after which every acknowledged entry was found.
     pub(crate) noted_whole: u64,
+    /// Runs at whose end everything was answered.
+    pub(crate) answered: u64,
 }
 
 const KEY: [u8; KEY_BYTES] = [5; KEY_BYTES];
@@ -303,18 +316,22 @@ impl World {
             SharedRing::new(opened.overlay, last_lsn, self.destaged, 1 << 20, opened.head.position);
         shared.set_destaged(self.destaged, opened.released_position);
         let state = opened.state;
+        let has_member = self.plan.has_member;
+        let member = has_member.then(|| SimMember::new(opened.head.sequence - 1, last_lsn));
+        let member = member.map(Arc::new);
         let start = CoreStart {
             config: opened.config,
             head: opened.head,
             live: opened.live,
             files: opened.files,
             is_settled: opened.recovery.is_tail_proven,
+            replicas: member.clone().map(|member| -> Arc<dyn Replicas> { member }),
         };
         let random = Arc::clone(&self.random);
         let mut core = Core::new(start, random, Arc::new(self.clock.clone()));
         core.prepare_files(&mut disk);
         let reader = disk.reader();
-        let process = Process { disk, core, shared, reader, state };
+        let process = Process { disk, core, shared, reader, state, member };
         self.check_contents(&process, last_lsn)?;
         self.check_snapshots(&process, last_lsn)?;
         Ok(process)
@@ -377,7 +394,33 @@ impl World {
                 break;
             }
         }
-        Ok(())
+        self.check_all_is_answered(process)
+    }
+
+    /// Checks that everything in a batch is answered once the other member has caught up.
+    fn check_all_is_answered(&mut self, process: &mut Process) -> Result<(), String> {
+        let Process { disk, core, shared, member: Some(member), .. } = process else {
+            return Ok(());
+        };
+        if self.plan.has_faults() || shared.is_failed() || core.is_closed() || self.rng.chance(70) {
+            return Ok(());
+        }
+        for _ in 0..60 {
+            member.catch_up();
+            core.step(disk, shared);
+            while disk.run_one() {}
+        }
+        let wanted = shared.sync_wanted().min(shared.taken());
+        if !shared.is_failed() && (shared.acked() < shared.taken() || shared.durable() < wanted) {
+            return Err(format!(
+                "acked {} of {}, durable {} of {wanted}, and the member has all",
+                shared.acked(),
+                shared.taken(),
+                shared.durable()
+            ));
+        }
+        self.stats.answered += 1;
+        self.observe(process)
     }
 
     /// Records a failure like the log thread.
@@ -391,7 +434,12 @@ impl World {
     }
 
     fn one_action(&mut self, process: &mut Process) -> Result<(), String> {
-        let Process { disk, core, shared, .. } = process;
+        let Process { disk, core, shared, member, .. } = process;
+        if let Some(member) = member
+            && self.rng.chance(25)
+        {
+            member.step(&mut self.rng);
+        }
         match self.rng.below(100) {
             0..40 => self.append(shared),
             40..45 => shared.want_sync(shared.begin_flush()),
@@ -418,8 +466,7 @@ impl World {
             }
             _ => core.step(disk, shared),
         }
-        self.observe(process);
-        Ok(())
+        self.observe(process)
     }
 
     /// Acts as a database that commits: each write is answered and flushed before the next one
@@ -434,19 +481,24 @@ impl World {
                 for _ in 0..6 {
                     process.core.step(&mut process.disk, &process.shared);
                     process.disk.run_one();
+                    if let Some(member) = &process.member {
+                        member.step(&mut self.rng);
+                    }
                 }
-                self.observe(process);
+                self.observe(process)?;
             }
             self.stats.expected += u64::from(process.core.is_flush_expected());
         }
         Ok(())
     }
 
-    fn observe(&mut self, process: &Process) {
+    fn observe(&mut self, process: &Process) -> Result<(), String> {
         self.acked = self.acked.max(process.shared.acked());
         self.durable = self.durable.max(process.shared.durable());
         let is_full = &process.shared.counters.is_full;
         self.stats.full += u64::from(is_full.load(std::sync::atomic::Ordering::Relaxed));
+        let shared = &process.shared;
+        process.member.as_ref().map_or(Ok(()), |one| one.check(shared.acked(), shared.durable()))
     }
 
     fn append(&mut self, shared: &SharedRing) {

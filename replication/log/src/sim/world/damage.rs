@@ -176,11 +176,12 @@ impl World {
             live: opened.live,
             files: opened.files,
             is_settled: true,
+            replicas: None,
         };
         let random = Arc::clone(&self.random);
         let core = Core::new(start, random, Arc::new(self.clock.clone()));
         let (reader, state) = (disk.reader(), opened.state);
-        let process = Process { disk, core, shared, reader, state };
+        let process = Process { disk, core, shared, reader, state, member: None };
         self.check_contents(&process, last_lsn)
     }
 }
