@@ -44,14 +44,16 @@ pub use format::VERSION as LOG_FORMAT_VERSION;
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};
 pub use format::reencode::{LogPart, reencode};
 pub use format::state::TailLoss;
-pub use log::{Log, LogNotes, LogStatus, ObsoleteSpillFiles, RingSpace, SpillChange, SpillPart};
+pub use log::{
+    Log, LogNotes, LogSources, LogStatus, ObsoleteSpillFiles, RingSpace, SpillChange, SpillPart,
+};
 pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
 pub use overlay::extents::{Piece, Source};
 pub use overlay::log_resident::LogResident;
 pub use overlay::spill_layer::SpillLayer;
 pub use overlay::spill_resident::{SpillFileId, SpillResident};
 pub use overlay::{Generation, Overlay, VolumeWeight};
-pub use replicas::Replicas;
+pub use replicas::{QuorumTail, Replicas};
 pub use ring::contents::LogContents;
 pub use ring::incomplete::is_incomplete;
 pub use ring::inspect::{LogSummary, find_superseded};

@@ -6,6 +6,7 @@
 //! - After a failure nothing is answered as done.
 
 mod append;
+mod members;
 mod noting;
 mod opening;
 mod spilling;
@@ -13,8 +14,10 @@ mod status;
 mod thread;
 mod waiting;
 
+use self::members::{QUORUM_WAIT, without_quorum};
 pub use self::noting::LogNotes;
 use self::noting::Noted;
+pub use self::opening::LogSources;
 pub use self::spilling::{ObsoleteSpillFiles, SpillChange, SpillPart};
 pub use self::status::{LogStatus, RingSpace};
 use self::thread::{FailOnPanic, LogThread};
@@ -24,6 +27,7 @@ use crate::disk::file_disk::FileDisk;
 use crate::options::{LogIdentity, LogOptions, Wait};
 use crate::overlay::log_resident::LogResident;
 use crate::overlay::{Generation, Overlay};
+use crate::replicas::Replicas;
 use crate::ring::core::{self, Core, extents_to_freeze};
 use crate::ring::drive::{Left, StepLock, Stepped};
 use crate::ring::queue::closed;
@@ -60,6 +64,9 @@ struct LogInner {
     usable_bytes: u64,
     ring_bytes: u64,
     payload_bytes_max: usize,
+    replicas: Option<Arc<dyn Replicas>>,
+    /// Notified when the members have answered.
+    lease: tokio::sync::Notify,
     thread: LogThread,
     noted: Noted,
 }
@@ -332,12 +339,16 @@ impl LogInner {
             let Some(DrivenCore { core, disk }) = &mut *slot else { return Err(closed()) };
             let _guard = FailOnPanic(&self.shared);
             core.close();
+            let begun = self.clock.now();
             while !self.shared.is_failed() {
                 core.step(disk, &self.shared);
                 if core.is_closed() {
                     break;
                 }
                 disk.wait();
+                if core.awaits_members() && self.clock.since(begun) >= QUORUM_WAIT {
+                    self.shared.fail(without_quorum());
+                }
             }
             slot.take()
         };

@@ -5,8 +5,10 @@
 //!   on its own disk.
 //! - The log neither knows how many members there are nor how batches reach them.
 
+use crate::format::state::TailLoss;
 use block::Position;
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// The members of a pool's log besides the disk of its owner. The log calls it with its own state
 /// locked, so no method waits for a disk, a network, or the log. After a change of
@@ -34,4 +36,22 @@ pub trait Replicas: Send + Sync + 'static {
 
     /// Returns whether the owner may serve reads at this moment.
     fn has_lease(&self) -> bool;
+}
+
+/// The end of a log that its members have decided on, for an open that continues it.
+#[derive(Clone)]
+pub struct QuorumTail {
+    /// Place of the newest batch, or of the one before the first.
+    pub position: Position,
+    /// Acknowledged entries may be missing: too few members can prove that they have all.
+    pub loss: Option<TailLoss>,
+    /// The members.
+    pub replicas: Arc<dyn Replicas>,
+}
+
+impl std::fmt::Debug for QuorumTail {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let QuorumTail { position, loss, replicas: _ } = self;
+        f.debug_struct("QuorumTail").field("position", position).field("loss", loss).finish()
+    }
 }

@@ -11,6 +11,8 @@ block::seeded_bugs! {
     ack_without_quorum: "ack-without-quorum",
     /// A flush is answered once the owner's own disk has synced.
     commit_by_own_sync: "commit-by-own-sync",
+    /// An opening batch takes the place of one that other members may have acknowledged.
+    opening_replaced: "opening-replaced",
     /// A flush is answered without a sync.
     flush_ignored: "flush-ignored",
     /// Recovery takes a batch whose checksum differs.

@@ -39,7 +39,7 @@ use std::time::Duration;
 use tiering::{NamedSpillFile, OwnerCheck, Tier};
 use tokio::sync::watch;
 use uuid::Uuid;
-use wal::{Log, LogIdentity, LogNotes, Recovery, SpillFileId, SpillFilesWanted};
+use wal::{Log, LogIdentity, LogNotes, LogSources, Recovery, SpillFileId, SpillFilesWanted};
 
 /// Longest time that a failed opening waits for the metadata to close. Chosen by hand.
 const CLOSE_GRACE: Duration = Duration::from_secs(10);
@@ -395,8 +395,9 @@ async fn open_log(
     let heard = failed_log::heard(store, node).await;
     let is_heard = heard.is_some();
     let notes = LogNotes { beside: vec![dir.join(LOG_STATE)], heard: heard.into_iter().collect() };
+    let sources = LogSources { wanted: spills, notes, quorum: None };
     let opened = tokio::task::spawn_blocking(move || {
-        Log::open_noted(&log_dir, identity, log_key, options, destaged, &spills, &notes)
+        Log::open_from(&log_dir, identity, log_key, options, destaged, &sources)
     });
     let name = &config.name;
     let (log, recovery) = opened

@@ -10,6 +10,7 @@ use crate::disk::file_disk::FileDisk;
 use crate::disk::mounted::mounted;
 use crate::disk::state_files::StateFiles;
 use crate::options::{LogIdentity, LogOptions, payload_bytes_max};
+use crate::replicas::QuorumTail;
 use crate::ring::core::{Core, CoreStart};
 use crate::ring::drive::StepLock;
 use crate::ring::layout::{FileState, RingConfig};
@@ -62,39 +63,38 @@ impl Log {
         destaged: Lsn,
         wanted: &SpillFilesWanted,
     ) -> Result<(Log, Recovery)> {
-        Self::open_noted(dir, identity, key, options, destaged, wanted, &LogNotes::default())
+        let sources = LogSources { wanted: wanted.clone(), ..LogSources::default() };
+        Self::open_from(dir, identity, key, options, destaged, &sources)
     }
 
-    /// Like [`Log::open_with_spill_files`], with the notes about the log that are kept outside its
-    /// directory.
+    /// Like [`Log::open`], with everything about the log that is kept outside its directory.
     ///
     /// # Errors
-    /// Those of [`Log::open`].
-    pub fn open_noted(
+    /// Those of [`Log::open`]; also `Corrupt` if the log does not end where its members have decided.
+    pub fn open_from(
         dir: &Path,
         identity: LogIdentity,
         key: PoolKey,
         options: LogOptions,
         destaged: Lsn,
-        wanted: &SpillFilesWanted,
-        notes: &LogNotes,
+        sources: &LogSources,
     ) -> Result<(Log, Recovery)> {
         let seeded_bugs = seeded_bugs();
         let (clock, random) = (Arc::new(SystemClock), Arc::new(SystemRandom));
-        LogOpening {
-            dir,
-            identity,
-            key,
-            options,
-            destaged,
-            wanted,
-            notes,
-            seeded_bugs,
-            clock,
-            random,
-        }
-        .open()
+        LogOpening { dir, identity, key, options, destaged, sources, seeded_bugs, clock, random }
+            .open()
     }
+}
+
+/// What is known of a log outside its directory.
+#[derive(Clone, Debug, Default)]
+pub struct LogSources {
+    /// Spill files that the data tier's metadata names. Others are removed.
+    pub wanted: SpillFilesWanted,
+    /// Notes about a failure.
+    pub notes: LogNotes,
+    /// The end of the log, if its members have decided on it. Otherwise the directory alone tells.
+    pub quorum: Option<QuorumTail>,
 }
 
 /// The arguments of an open.
@@ -104,8 +104,7 @@ pub(super) struct LogOpening<'a> {
     pub(super) key: PoolKey,
     pub(super) options: LogOptions,
     pub(super) destaged: Lsn,
-    pub(super) wanted: &'a SpillFilesWanted,
-    pub(super) notes: &'a LogNotes,
+    pub(super) sources: &'a LogSources,
     pub(super) seeded_bugs: SeededBugs,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) random: Arc<dyn Random>,
@@ -118,8 +117,9 @@ impl LogOpening<'_> {
         options.check()?;
         let mut disk = FileDisk::open(dir, options.io_mode, Arc::clone(&self.clock))?;
         let reader = SpillReader { pool: identity.pool, epoch: identity.epoch, key: &self.key };
-        let mut spills = spill_dir::find(dir, self.wanted, &reader, &*self.clock)?;
-        let keeper = StateFiles::new(dir, &self.notes.beside, &self.notes.heard);
+        let mut spills = spill_dir::find(dir, &self.sources.wanted, &reader, &*self.clock)?;
+        let LogNotes { beside, heard } = &self.sources.notes;
+        let keeper = StateFiles::new(dir, beside, heard);
         let args = OpenArgs {
             identity,
             key: self.key.clone(),
@@ -133,6 +133,7 @@ impl LogOpening<'_> {
             made_count: disk.made_count(),
             keeper: &keeper,
             mount: mounted(dir),
+            quorum: self.sources.quorum.as_ref(),
         };
         let mut opened = recovery::open(&mut disk, &args)?;
         // An earlier program or a crash may have left ready files unrecorded; record them before
@@ -170,13 +171,19 @@ impl LogOpening<'_> {
         );
         shared.set_destaged(destaged, opened.released_position);
         shared.counters.made_count.store(ready_count, Ordering::Relaxed);
+        let replicas = self.sources.quorum.as_ref().map(|quorum| Arc::clone(&quorum.replicas));
+        if let Some(replicas) = &replicas {
+            let position = opened.opening.position;
+            replicas.append(position, opened.opening.bytes, true);
+            replicas.on_own(position.sequence, position.sequence);
+        }
         let start = CoreStart {
             config: opened.config,
             head: opened.head,
             live: opened.live,
             files: opened.files,
             is_settled: opened.recovery.is_tail_proven,
-            replicas: None,
+            replicas: replicas.clone(),
         };
         let mut core = Core::new(start, Arc::clone(&self.random), Arc::clone(&self.clock));
         core.prepare_files(&mut disk);
@@ -201,6 +208,8 @@ impl LogOpening<'_> {
             usable_bytes: ring_bytes - file_bytes,
             ring_bytes,
             payload_bytes_max: payload_bytes_max(file_bytes),
+            replicas,
+            lease: tokio::sync::Notify::new(),
             thread: LogThread::default(),
             noted: Noted::new(keeper, opened.state),
         });

@@ -9,7 +9,6 @@ use crate::format::entry::EntryKind;
 use crate::options::NewEntry;
 use crate::overlay::extents::Source;
 use crate::ring::recovery::Recovery;
-use crate::spill::dir::SpillFilesWanted;
 use block::Epoch;
 use block::env::{ManualClock, SystemClock, SystemRandom};
 use block::seal::KEY_BYTES;
@@ -48,8 +47,7 @@ fn open_with(
         key: PoolKey::new([3; KEY_BYTES]),
         options,
         destaged: Lsn::NONE,
-        wanted: &SpillFilesWanted::default(),
-        notes: &LogNotes::default(),
+        sources: &LogSources::default(),
         seeded_bugs,
         clock,
         random: Arc::new(SystemRandom),
@@ -301,8 +299,9 @@ fn drop_newest_batch(dir: &Path) {
 }
 
 fn reopened(dir: &Path, notes: &LogNotes) -> Recovery {
-    let (key, wanted) = (PoolKey::new([3; KEY_BYTES]), SpillFilesWanted::default());
-    let opened = Log::open_noted(dir, identity(), key, options(), Lsn::NONE, &wanted, notes);
+    let key = PoolKey::new([3; KEY_BYTES]);
+    let sources = LogSources { notes: notes.clone(), ..LogSources::default() };
+    let opened = Log::open_from(dir, identity(), key, options(), Lsn::NONE, &sources);
     let (log, recovery) = opened.expect("it opens");
     log.close().unwrap();
     recovery

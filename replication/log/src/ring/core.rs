@@ -294,6 +294,11 @@ impl Core {
             && self.committed_sequence == self.head.sequence - 1
     }
 
+    /// Returns whether a close waits for nothing but the other members.
+    pub(crate) fn awaits_members(&self) -> bool {
+        self.replicas.is_some() && self.unwritten() == 0 && self.syncing.is_none()
+    }
+
     fn acks_before_sync(&self) -> bool {
         self.acks_before_sync_sequence.is_some()
     }

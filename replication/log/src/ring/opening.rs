@@ -6,6 +6,7 @@
 
 use crate::disk::state_files::StateKeeper;
 use crate::options::{LogIdentity, LogOptions};
+use crate::replicas::QuorumTail;
 use crate::seeded_bugs::SeededBugs;
 use block::Lsn;
 use block::env::{Clock, Random};
@@ -32,4 +33,6 @@ pub(crate) struct OpenArgs<'a> {
     pub(crate) keeper: &'a dyn StateKeeper,
     /// The mounted file system that holds the log; `None` if it is not known.
     pub(crate) mount: Option<u64>,
+    /// The end of the log, if its members have decided on it.
+    pub(crate) quorum: Option<&'a QuorumTail>,
 }

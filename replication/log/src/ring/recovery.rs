@@ -23,7 +23,8 @@ use crate::ring::walk::{FIRST_AT, Ring, Walk};
 use crate::spill::dir::MissingSpillFile;
 use block::env::{Disk, DiskRequest, IO_ALIGN_BYTES, IoBuffer};
 use block::seal::{PoolKey, SALT_BYTES};
-use block::{Error, ErrorKind, Lsn, Result};
+use block::{Error, ErrorKind, Lsn, Position, Result};
+use bytes::Bytes;
 use std::collections::VecDeque;
 
 /// The findings of opening the log.
@@ -66,6 +67,14 @@ pub(crate) struct Opened {
     pub(crate) state: LogState,
     /// Log position of the first entry that is not destaged.
     pub(crate) released_position: u64,
+    /// The opening batch.
+    pub(crate) opening: OpeningBatch,
+}
+
+/// The batch that opens a run of the log.
+pub(crate) struct OpeningBatch {
+    pub(crate) position: Position,
+    pub(crate) bytes: Bytes,
 }
 
 /// Opens the log on `disk`, which must do nothing else meanwhile. Blocks.
@@ -249,7 +258,7 @@ impl Scan<'_> {
         if live.back().is_none_or(|file| file.slot != head.slot) {
             live.push_back(LiveFile { slot: head.slot, last_lsn });
         }
-        write_opening(disk, header, &mut head, &self.args.key)?;
+        let opening = write_opening(disk, header, &mut head, &self.args.key)?;
         // Not earlier: the notes of the last run count until this one has its opening batch.
         let state = self.state_of(open, lost.as_ref());
         self.args.keeper.replace(&state)?;
@@ -287,6 +296,7 @@ impl Scan<'_> {
             overlay: self.overlay,
             recovery,
             state,
+            opening,
         })
     }
 
@@ -352,7 +362,8 @@ impl Scan<'_> {
     }
 
     /// Chooses the place of the opening batch. It replaces an opening batch that nothing follows,
-    /// so that a crash loop does not fill a full ring.
+    /// so that a crash loop does not fill a full ring. In a log that other members have, it replaces
+    /// nothing: they may have acknowledged that batch.
     fn next_head(&self, last_lsn: Lsn) -> Result<Head> {
         let next_lsn = last_lsn.next();
         let Some(newest) = &self.walk.newest else {
@@ -366,7 +377,8 @@ impl Scan<'_> {
             });
         };
         let header = &newest.header;
-        if header.is_opening && header.entry_count == 0 {
+        let is_shared = self.args.quorum.is_some() && !self.args.seeded_bugs.opening_replaced;
+        if header.is_opening && header.entry_count == 0 && !is_shared {
             return Ok(Head {
                 slot: newest.at.slot,
                 offset: newest.at.offset,
@@ -443,11 +455,15 @@ fn write_opening(
     mut header: BatchHeader,
     head: &mut Head,
     key: &PoolKey,
-) -> Result<()> {
+) -> Result<OpeningBatch> {
     let mut buffer = IoBuffer::default();
     let batch_key = key.derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);
     let checksum = batch::encode(&mut header, &mut [], std::iter::empty(), &batch_key, &mut buffer)
         .expect("a batch without entries is 4 KiB");
+    let opening = OpeningBatch {
+        position: Position { epoch: header.epoch, sequence: header.sequence },
+        bytes: Bytes::copy_from_slice(buffer.as_slice()),
+    };
     let (file, offset) = (head.slot, head.offset);
     let write = DiskRequest::Write { token: 6, file, offset, buffer, is_sync_next: false };
     run(disk, write, "write the log's opening batch")?;
@@ -456,7 +472,7 @@ fn write_opening(
     head.position += u64::from(header.batch_bytes);
     head.sequence += 1;
     head.previous_checksum = checksum;
-    Ok(())
+    Ok(opening)
 }
 
 /// Runs one request and waits for its completion.

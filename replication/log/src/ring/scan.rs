@@ -17,7 +17,7 @@ use crate::ring::opening::OpenArgs;
 use crate::ring::reads::Reads;
 use crate::ring::walk::{At, Ring, Taken, Walk};
 use block::seal::SealKey;
-use block::{Epoch, Error, ErrorKind, Lsn, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -162,6 +162,11 @@ impl<'a> Scan<'a> {
         if walk.seen.trim_lsn > destaged {
             return Err(self.rolled_back(walk.seen.trim_lsn));
         }
+        if let Some(quorum) = self.args.quorum {
+            // The batches of other machines tell nothing about this machine's disk.
+            self.check_ends_at(quorum.position)?;
+            return self.check_reaches_tier();
+        }
         if let Some(at) = self.unknown_end() {
             return Err(self.unreadable(at));
         }
@@ -170,6 +175,16 @@ impl<'a> Scan<'a> {
         }
         self.check_reaches_tier()?;
         self.check_reaches_served()
+    }
+
+    /// Checks that the log ends where its members have decided.
+    fn check_ends_at(&self, decided: Position) -> Result<()> {
+        let found = self.walk.newest.map_or(Position::START, |newest| newest.position());
+        if found == decided {
+            return Ok(());
+        }
+        let why = format!("its members have decided that batch {decided} is its last, not {found}");
+        Err(self.damaged_at_end(&why))
     }
 
     /// Returns an unreadable place that may hold acknowledged entries.

@@ -36,6 +36,9 @@ impl Scan<'_> {
             TailLoss::Failure => "a write or sync of the log's files failed",
         };
         let reason = match self.acked_before_failure(evidence) {
+            _ if self.args.quorum.is_some() => format!(
+                "too few members of the log can prove that they have all of it: entries after {last} may be lost"
+            ),
             Some(acked) if loss == TailLoss::Failure && acked > last => {
                 format!("{cause}: entries after {last} up to {acked} were answered and are lost")
             }
@@ -49,6 +52,9 @@ impl Scan<'_> {
 
     fn loss(&self, evidence: &Evidence) -> Option<TailLoss> {
         let Some(newest) = self.walk.newest.map(|newest| newest.header) else {
+            if let Some(quorum) = self.args.quorum {
+                return quorum.loss;
+            }
             // Only the opening batch of a new ring may be torn without loss.
             return (self.walk.seen.sequence > 1).then_some(TailLoss::Reboot);
         };
@@ -56,6 +62,9 @@ impl Scan<'_> {
         if !newest.is_settled {
             // If the kind is not known, the most serious one is assumed.
             return own().find_map(|(state, _)| state.owed).or(Some(TailLoss::Failure));
+        }
+        if let Some(quorum) = self.args.quorum {
+            return quorum.loss;
         }
         if newest.is_clean || !newest.acks_before_sync {
             return None;
@@ -113,6 +122,7 @@ impl Scan<'_> {
         lost: Option<&Lost>,
     ) -> Result<()> {
         let is_new = evidence.has_writeback_failed
+            && self.args.quorum.is_none()
             && lost.is_some_and(|lost| lost.loss == TailLoss::Failure)
             && !self.states_of_newest(evidence).any(|(state, _)| state.standing != Standing::Open);
         if is_new { self.note_failure(evidence, None) } else { Ok(()) }
@@ -129,7 +139,12 @@ impl Scan<'_> {
         let is_at_risk = newest.is_some_and(|newest| newest.acks_before_sync && !newest.is_clean)
             && !self.unproven.is_empty();
         // A loss is already recorded, or will be just as visible at the next open.
-        if lost.is_some() || !is_at_risk || self.acked_before_failure(evidence).is_some() {
+        let has_others = self.args.quorum.is_some();
+        if lost.is_some()
+            || !is_at_risk
+            || has_others
+            || self.acked_before_failure(evidence).is_some()
+        {
             return Ok(());
         }
         self.note_failure(evidence, Some(self.walk.last_lsn().max(self.args.destaged)))

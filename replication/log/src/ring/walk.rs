@@ -14,7 +14,7 @@ use crate::ring::contents::LogContents;
 use crate::ring::layout::LiveFile;
 use crate::ring::reads::Reads;
 use crate::seeded_bugs::SeededBugs;
-use block::{Epoch, Error, ErrorKind, Lsn, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
 use std::collections::VecDeque;
 
 pub(crate) const FIRST_AT: u64 = FILE_HEADER_BYTES as u64;
@@ -47,6 +47,11 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
+    /// Returns its place in the history of the pool.
+    pub(crate) fn position(&self) -> Position {
+        Position { epoch: self.header.epoch, sequence: self.header.sequence }
+    }
+
     /// Returns the log position of its first byte.
     pub(crate) fn begin_position(&self) -> u64 {
         self.end_position - u64::from(self.header.batch_bytes)

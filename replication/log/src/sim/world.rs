@@ -251,6 +251,7 @@ impl World {
             made_count: self.platter.lock().made_count(),
             keeper: &keeper,
             mount,
+            quorum: None,
         };
         (recovery::open(&mut disk, &args), disk)
     }

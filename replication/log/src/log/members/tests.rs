@@ -1,0 +1,220 @@
+//! Tests of a log that has other members, as far as its handle shows them.
+
+use super::super::Log;
+use super::super::opening::{LogOpening, LogSources};
+use crate::TailLoss;
+use crate::format::batch::BatchHeader;
+use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
+use crate::replicas::{QuorumTail, Replicas};
+use crate::ring::recovery::Recovery;
+use crate::seeded_bugs::SeededBugs;
+use block::env::{Clock, ManualClock, SystemClock, SystemRandom};
+use block::seal::{KEY_BYTES, PoolKey};
+use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+/// Members whose answers a test chooses.
+#[derive(Default)]
+struct Chosen {
+    appended: Mutex<Vec<(Position, Lsn)>>,
+    acknowledged: AtomicU64,
+    committed: AtomicU64,
+    sync_wanted: AtomicU64,
+    is_without_lease: AtomicBool,
+}
+
+impl Replicas for Chosen {
+    fn append(&self, position: Position, bytes: Bytes, _is_sync: bool) {
+        let header = BatchHeader::decode(&bytes).unwrap();
+        self.appended.lock().push((position, header.last_lsn()));
+    }
+
+    fn on_own(&self, written: u64, synced: u64) {
+        assert!(synced <= written);
+    }
+
+    fn want_sync(&self, sequence: u64) {
+        self.sync_wanted.fetch_max(sequence, Ordering::Relaxed);
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::Relaxed)
+    }
+
+    fn committed(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed)
+    }
+
+    fn has_lease(&self) -> bool {
+        !self.is_without_lease.load(Ordering::Relaxed)
+    }
+}
+
+fn open_at(
+    dir: &Path,
+    epoch: u64,
+    quorum: QuorumTail,
+    seeded_bugs: SeededBugs,
+    clock: Arc<dyn Clock>,
+) -> Result<(Log, Recovery)> {
+    let options = LogOptions {
+        ring_bytes: 64 << 20,
+        file_bytes: 8 << 20,
+        generation_bytes_max: 8 << 20,
+        ..LogOptions::default()
+    };
+    let sources = LogSources { quorum: Some(quorum), ..LogSources::default() };
+    let opening = LogOpening {
+        dir,
+        identity: LogIdentity {
+            pool: [1; 16],
+            epoch: Epoch(epoch),
+            boot_id: [1; 16],
+            served_epoch: Epoch(0),
+        },
+        key: PoolKey::new([3; KEY_BYTES]),
+        options,
+        destaged: Lsn::NONE,
+        sources: &sources,
+        seeded_bugs,
+        clock,
+        random: Arc::new(SystemRandom),
+    };
+    opening.open()
+}
+
+/// Opens an empty log whose members have acknowledged the opening batch.
+fn open(dir: &Path) -> (Log, Arc<Chosen>) {
+    let members = Arc::new(Chosen::default());
+    let quorum =
+        QuorumTail { position: Position::START, loss: None, replicas: Arc::clone(&members) as _ };
+    let (log, _) =
+        open_at(dir, 1, quorum, SeededBugs::default(), Arc::new(SystemClock)).expect("it opens");
+    let opening = members.appended.lock()[0].0;
+    assert_eq!(opening, Position { epoch: Epoch(1), sequence: 1 });
+    members.acknowledged.store(1, Ordering::Relaxed);
+    members.committed.store(1, Ordering::Relaxed);
+    log.on_replicas();
+    (log, members)
+}
+
+fn marker() -> NewEntry {
+    NewEntry::marker()
+}
+
+async fn is_pending(future: &mut (impl Future + Unpin)) -> bool {
+    for _ in 0..20 {
+        let polled = std::future::poll_fn(|context| {
+            Poll::Ready(std::pin::Pin::new(&mut *future).poll(context).is_pending())
+        });
+        if !polled.await {
+            return false;
+        }
+        tokio::task::yield_now().await;
+    }
+    true
+}
+
+#[tokio::test]
+async fn writes_and_flushes_wait_for_the_members() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, members) = open(dir.path());
+    let mut write = pin!(log.append(marker(), Wait::Written));
+    assert!(is_pending(&mut write).await, "its own disk is no quorum");
+    let sequence = members.appended.lock().last().unwrap().0.sequence;
+    // The first write after a pause is answered once it is durable: it announces the later ones.
+    members.acknowledged.store(sequence, Ordering::Relaxed);
+    log.on_replicas();
+    assert!(is_pending(&mut write).await, "no quorum has synced it");
+    while members.sync_wanted.load(Ordering::Relaxed) < sequence {
+        tokio::task::yield_now().await;
+    }
+    members.committed.store(sequence, Ordering::Relaxed);
+    log.on_replicas();
+    assert_eq!(write.await.unwrap(), Lsn(1));
+    let mut second = pin!(log.append(marker(), Wait::Written));
+    assert!(is_pending(&mut second).await);
+    members.acknowledged.store(sequence + 1, Ordering::Relaxed);
+    log.on_replicas();
+    assert_eq!(second.await.unwrap(), Lsn(2));
+    let mut flush = pin!(log.flush());
+    assert!(is_pending(&mut flush).await, "only the own disk has it");
+    members.committed.store(sequence + 1, Ordering::Relaxed);
+    log.on_replicas();
+    assert_eq!(flush.await.unwrap(), Lsn(2));
+}
+
+#[tokio::test]
+async fn owner_without_a_lease_does_not_serve() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, members) = open(dir.path());
+    log.await_lease().await.unwrap();
+    members.is_without_lease.store(true, Ordering::Relaxed);
+    let mut read = Box::pin(log.await_lease());
+    assert!(is_pending(&mut read).await);
+    members.is_without_lease.store(false, Ordering::Relaxed);
+    log.on_replicas();
+    read.await.unwrap();
+    members.is_without_lease.store(true, Ordering::Relaxed);
+    let mut read = Box::pin(log.await_lease());
+    assert!(is_pending(&mut read).await);
+    log.fail(Error::new(ErrorKind::Fenced, "another owner has the pool"));
+    assert_eq!(read.await.unwrap_err().kind(), ErrorKind::Fenced);
+}
+
+/// Opens the log again, at `position`, under the second epoch.
+fn reopened(dir: &Path, position: Position, seeded_bugs: SeededBugs) -> (Result<Recovery>, u64) {
+    let members = Arc::new(Chosen::default());
+    let loss = Some(TailLoss::Reboot);
+    let quorum = QuorumTail { position, loss, replicas: Arc::clone(&members) as _ };
+    let opened = open_at(dir, 2, quorum, seeded_bugs, Arc::new(SystemClock));
+    let first = members.appended.lock().first().map_or(0, |(position, _)| position.sequence);
+    (opened.map(|(_, recovery)| recovery), first)
+}
+
+#[tokio::test]
+async fn log_continues_only_where_its_members_decided() {
+    let tail = Position { epoch: Epoch(1), sequence: 1 };
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()));
+    for wrong in [Position { epoch: Epoch(1), sequence: 2 }, Position::START] {
+        let error = reopened(dir.path(), wrong, SeededBugs::default()).0.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        assert!(error.chain().contains("its members have decided"), "{}", error.chain());
+    }
+    let (recovery, first) = reopened(dir.path(), tail, SeededBugs::default());
+    assert_eq!(first, 2, "the members may have acknowledged the earlier opening batch");
+    assert_eq!(recovery.unwrap().tail_loss, Some(TailLoss::Reboot));
+    // The seeded bug is seen by the same check.
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(dir.path()));
+    let bug = SeededBugs { opening_replaced: true, ..SeededBugs::default() };
+    assert_eq!(reopened(dir.path(), tail, bug).1, 1);
+}
+
+#[tokio::test]
+async fn close_without_a_quorum_ends_and_reports_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock = ManualClock::new();
+    let members = Arc::new(Chosen::default());
+    let quorum =
+        QuorumTail { position: Position::START, loss: None, replicas: Arc::clone(&members) as _ };
+    let opened = open_at(dir.path(), 1, quorum, SeededBugs::default(), Arc::new(clock.clone()));
+    let (log, _) = opened.unwrap();
+    let write = tokio::spawn(log.append(marker(), Wait::Written));
+    let closing = std::thread::spawn(move || log.close());
+    while !closing.is_finished() {
+        clock.advance(Duration::from_millis(100));
+        tokio::task::yield_now().await;
+    }
+    let error = closing.join().unwrap().unwrap_err();
+    assert!(error.chain().contains("too few of its members answer"), "{}", error.chain());
+    assert!(write.await.unwrap().is_err(), "nothing unanswered counts as done");
+}
