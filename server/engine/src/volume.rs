@@ -518,7 +518,8 @@ impl BlockDevice for Volume {
         }
         let split = Split::of(offset, buf.len() as u64);
         if split.is_aligned() {
-            return self.read_sectors(split.first_sector, buf).await;
+            self.read_sectors(split.first_sector, buf).await?;
+            return self.shared.log.await_lease().await;
         }
         let first_sector = offset / SECTOR_BYTES;
         let end_sector = (offset + buf.len() as u64).div_ceil(SECTOR_BYTES);
@@ -527,7 +528,7 @@ impl BlockDevice for Volume {
         self.read_sectors(first_sector, &mut sectors).await?;
         let at = (offset % SECTOR_BYTES) as usize;
         buf.copy_from_slice(&sectors[at..at + buf.len()]);
-        Ok(())
+        self.shared.log.await_lease().await
     }
 
     fn payload(&self, length: usize) -> PayloadBuffer {
