@@ -14,8 +14,9 @@
 //! ```text
 //! batch     a batch, sealed             follower  a member's rules
 //! messages  what the machines exchange  owner     appends, quorum, lease
-//! log_index the positions in a log      take_over the choice of a log to continue
-//! quorum    who has to have a batch     model     all of it under a model checker (tests)
+//! log_index the positions in a log      progress  one member as the owner sees it
+//! quorum    who has to have a batch     take_over the choice of a log to continue
+//!                                       model     all of it under a model checker (tests)
 //! ```
 #![deny(unsafe_code)]
 
@@ -26,6 +27,7 @@ mod messages;
 #[cfg(test)]
 mod model;
 mod owner;
+mod progress;
 mod quorum;
 mod seeded_bugs;
 mod take_over;
@@ -34,6 +36,7 @@ pub use batch::Batch;
 pub use follower::{Document, Effect, Follower, Found};
 pub use log_index::LogIndex;
 pub use messages::{Answer, LeaseToken, Proof, Request};
-pub use owner::{Owner, Progress, Sending};
+pub use owner::{Owner, Sending};
+pub use progress::Progress;
 pub use quorum::{Configuration, MemberId, Quorums};
 pub use take_over::{Candidate, Decision};

@@ -69,6 +69,10 @@ const AMNESIA: Bounds = Bounds { take_overs: 1, reboots: 1, repeats: 1, ..Bounds
 /// The same, while batches are sent one at a time.
 const RENEWAL: Bounds = Bounds { batches: 1, ..undisturbed(AMNESIA) };
 
+/// Several requests under way to one member, which arrive in any order.
+const STREAMED: Bounds =
+    Bounds { take_overs: 1, crashes: 1, delays: 3, losses: 0, batches: 1, ..Bounds::NONE };
+
 const WORLDS: &[(&str, Bounds)] = &[
     ("crashes", CRASHES),
     ("diverging", DIVERGING),
@@ -81,6 +85,7 @@ const WORLDS: &[(&str, Bounds)] = &[
     ("changes, undisturbed", undisturbed(CHANGES)),
     ("amnesia, undisturbed", undisturbed(AMNESIA)),
     ("renewal", RENEWAL),
+    ("streamed", STREAMED),
 ];
 
 /// The same world with a network that delivers everything in order, which is explored more deeply.
@@ -139,6 +144,7 @@ fn seeded_bugs_are_found() {
         ("read-without-lease", LEASES, of(|bugs| bugs.read_without_lease = true)),
         ("proven-too-early", RENEWAL, of(|bugs| bugs.proven_too_early = true)),
         ("own-promise-unseen", LEASES, of(|bugs| bugs.own_promise_unseen = true)),
+        ("sent-is-written", STREAMED, of(|bugs| bugs.sent_is_written = true)),
         ("own-sync-is-commit", undisturbed(POWER), of(|bugs| bugs.own_sync_is_commit = true)),
     ];
     for (name, bounds, seeded_bugs) in all {

@@ -12,25 +12,11 @@
 use crate::batch::Batch;
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, LeaseToken, Request};
+use crate::progress::Progress;
 use crate::quorum::{Configuration, MemberId, Quorums};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use block::{Epoch, Position};
 use std::collections::BTreeMap;
-
-/// What an owner knows of a member.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Progress {
-    /// The run of the member that answered last.
-    pub run: u64,
-    /// Sequence of the next batch to send.
-    pub next: u64,
-    /// Highest sequence that it has answered for as written.
-    pub written: u64,
-    /// Highest sequence that it has answered for as synced.
-    pub synced: u64,
-    /// Newest token that came back.
-    pub lease: Option<LeaseToken>,
-}
 
 /// The batches that a member gets next; the caller adds their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -112,7 +98,7 @@ impl Owner {
         held.extend(self.learner);
         self.members.retain(|member, _| held.contains(member));
         for member in held {
-            let first = Progress { next: self.opening, ..Progress::default() };
+            let first = Progress::new(self.opening);
             self.members.entry(member).or_insert(first);
         }
     }
@@ -157,13 +143,19 @@ impl Owner {
         self.advance();
     }
 
-    /// What to send to a member next; `None` if it has to be reset, because it lacks batches that
-    /// the owner's log has released.
+    /// What to send to a member next, with at most `count_max` batches; with none, it only extends the
+    /// lease and may be sent at any time. `None` if nothing can be sent: the member has to be reset,
+    /// because it lacks batches that the owner's log has released, or it has to answer first
+    /// ([`Progress::may_send`]). The caller bounds what is under way for a member
+    /// ([`Progress::batches_under_way`]), and calls [`Owner::on_sent`].
     #[must_use]
     pub fn sending(&self, member: &MemberId, log: &LogIndex, count_max: u64) -> Option<Sending> {
         let progress = self.members.get(member).filter(|_| self.superseded_by.is_none())?;
         let previous = log.at(progress.next.checked_sub(1)?)?;
         let last = log.tail().sequence.min(previous.sequence.saturating_add(count_max));
+        if last > previous.sequence && !progress.may_send() {
+            return None;
+        }
         let proven = match self.seeded_bugs.proven_too_early {
             true => self.opening,
             false => self.opening.max(progress.written),
@@ -175,43 +167,36 @@ impl Owner {
         Some(Sending { previous, last, proven_at })
     }
 
+    /// Notes that this was sent to a member, so that the next request goes on behind it.
+    pub fn on_sent(&mut self, member: &MemberId, sending: &Sending) {
+        if let Some(progress) = self.members.get_mut(member) {
+            progress.on_sent(sending.last, sending.last > sending.previous.sequence);
+            if self.seeded_bugs.sent_is_written {
+                progress.written = progress.written.max(sending.last);
+                self.advance();
+            }
+        }
+    }
+
+    /// Notes that the connection to a member was lost: what it has not answered is sent again. Requests
+    /// and answers of that connection may still arrive.
+    pub fn on_disconnected(&mut self, member: &MemberId) {
+        if let Some(progress) = self.members.get_mut(member) {
+            progress.on_disconnected();
+        }
+    }
+
     /// Takes an answer of a member. `log` is the log on the owner's node.
     pub fn on_answer(&mut self, from: &MemberId, answer: &Answer, log: &LogIndex) {
         if let Answer::Superseded { promised, .. } = answer {
             self.superseded_by =
                 self.superseded_by.max((*promised > self.epoch).then_some(*promised));
         }
-        let Some(progress) = self.members.get_mut(from) else { return };
-        let run = answer.run();
-        if answer.epoch() != self.epoch || run < progress.run {
+        if answer.epoch() != self.epoch {
             return;
         }
-        progress.run = run;
-        match answer {
-            // No member has more than it was sent.
-            Answer::Appended { written, .. } if *written > log.tail().sequence => {}
-            Answer::Appended { written, synced, lease, .. } => {
-                progress.written = progress.written.max(*written);
-                progress.synced = progress.synced.max(*synced);
-                progress.next = progress.next.max(written + 1); // at most the tail's, from above
-                progress.lease = progress.lease.max(*lease);
-            }
-            Answer::Lacking { sequence, may_match, start, .. } => {
-                // An answer to an earlier sending says nothing about the present one.
-                if progress.next.checked_sub(1) == Some(*sequence) {
-                    let common = log.newest_up_to(may_match.sequence, may_match.epoch);
-                    let next = if *sequence < start.saturating_sub(1) {
-                        *start
-                    } else if may_match.sequence < common.sequence {
-                        may_match.sequence + 1 // below the log: the member has to be reset
-                    } else {
-                        common.sequence + 1
-                    };
-                    progress.next = next.min(log.tail().sequence + 1);
-                }
-            }
-            Answer::Superseded { .. } | Answer::Promised { .. } | Answer::Batches { .. } => {}
-        }
+        let Some(progress) = self.members.get_mut(from) else { return };
+        progress.on_answer(answer, log);
         self.advance();
     }
 

@@ -21,4 +21,6 @@ block::seeded_bugs! {
     proven_too_early: "proven-too-early",
     /// An owner goes on although the member on its own node has promised a later epoch.
     own_promise_unseen: "own-promise-unseen",
+    /// An owner counts a batch for a member once it has sent it.
+    sent_is_written: "sent-is-written",
 }

@@ -367,14 +367,10 @@ impl World {
                 if !is_behind && !is_sync && bounds.lease == 0 {
                     return None;
                 }
-                let sending = match at == to {
-                    true if is_sync || progress.synced < tail => {
-                        let previous = log.tail();
-                        crate::owner::Sending { previous, last: tail, proven_at: None }
-                    }
-                    true => return None,
-                    false => owner.sending(&target, log, bounds.batches)?,
-                };
+                if at == to && progress.synced >= tail {
+                    return None;
+                }
+                let sending = owner.sending(&target, log, bounds.batches)?;
                 let from = usize::try_from(sending.previous.sequence).expect("small");
                 let end = usize::try_from(sending.last).expect("small");
                 let batches = machine.log.get(from..end)?.to_vec();
@@ -406,12 +402,12 @@ impl World {
             Action::Write(at) => self.write(bounds, at),
             Action::Crash(at) => {
                 self.used.crashes += 1;
-                self.machines[at].node = None;
+                self.stop(at);
             }
             Action::Reboot(at) => {
                 self.used.reboots += 1;
+                self.stop(at);
                 let machine = &mut self.machines[at];
-                machine.node = None;
                 machine.log.truncate(machine.synced);
                 self.used.boots += 1;
                 machine.boot = Uuid::from_u128(100 + u128::from(self.used.boots));
@@ -444,6 +440,7 @@ impl World {
         {
             let _ = candidate.read(tail, node.follower.log());
         }
+        self.note_sent(bounds, at, to);
         let envelope = self.envelope(at, to, Message::Request(request));
         let earlier = self.network.clone();
         match fate {
@@ -455,7 +452,7 @@ impl World {
             Fate::Interrupted(steps) => {
                 self.used.crashes += 1;
                 self.deliver(envelope, steps);
-                self.machines[to].node = None;
+                self.stop(to);
             }
             Fate::Answered | Fate::AnswerLost | Fate::AnswerLate => {
                 self.deliver(envelope, usize::MAX);
@@ -468,9 +465,35 @@ impl World {
         self.used.losses += u8::from(fate == Fate::AnswerLost);
         let answers: Vec<Envelope> = self.network.difference(&earlier).cloned().collect();
         self.network = earlier;
+        if fate == Fate::AnswerLost || answers.is_empty() && at != to {
+            self.disconnect(at, self.machines[to].id);
+        }
         if fate != Fate::AnswerLost {
             answers.into_iter().for_each(|answer| self.deliver(answer, usize::MAX));
         }
+    }
+
+    /// Tells an owner what it has sent.
+    fn note_sent(&mut self, bounds: &Bounds, at: usize, to: usize) {
+        let target = self.machines[to].id;
+        if let Some(Node { follower, role: Role::Owner(owner) }) = &mut self.machines[at].node
+            && let Some(sending) = owner.sending(&target, follower.log(), bounds.batches)
+        {
+            owner.on_sent(&target, &sending);
+        }
+    }
+
+    fn disconnect(&mut self, at: usize, target: MemberId) {
+        if let Some(Node { role: Role::Owner(owner), .. }) = &mut self.machines[at].node {
+            owner.on_disconnected(&target);
+        }
+    }
+
+    /// Ends the process of a machine, and all its connections.
+    fn stop(&mut self, at: usize) {
+        self.machines[at].node = None;
+        let id = self.machines[at].id;
+        (0..self.machines.len()).for_each(|other| self.disconnect(other, id));
     }
 
     fn start(&mut self, bounds: &Bounds, seeded_bugs: SeededBugs, at: usize) {
