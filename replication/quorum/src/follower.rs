@@ -9,7 +9,7 @@
 
 use crate::batch::Batch;
 use crate::log_index::LogIndex;
-use crate::messages::{Answer, Proof, Request};
+use crate::messages::{Answer, LEASE_NS_MAX, Lease, Proof, Request, hold};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use block::{Epoch, Position};
 use uuid::Uuid;
@@ -27,6 +27,8 @@ pub struct Document {
     pub proof: Proof,
     /// A sequence that was on stable storage.
     pub synced: u64,
+    /// The longest lease that it has accepted, in nanoseconds.
+    pub lease: u64,
 }
 
 /// What the caller has to do, in this order. Each step is complete before the next one begins.
@@ -53,13 +55,6 @@ pub enum Effect {
     },
 }
 
-/// The present time and the time for which an append holds back promises, in nanoseconds.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lease {
-    pub(crate) now: u64,
-    pub(crate) hold: u64,
-}
-
 /// A member of one pool's log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Follower {
@@ -68,8 +63,8 @@ pub struct Follower {
     synced: u64,
     /// No promise is answered before this time.
     held_until: u64,
-    /// Time for which an append holds back promises, in nanoseconds.
-    hold: u64,
+    /// Number of the newest configuration that an owner has announced.
+    configuration: u64,
     seeded_bugs: SeededBugs,
 }
 
@@ -88,15 +83,15 @@ pub struct Found {
 
 impl Follower {
     /// Makes the machine of a member that has just started, at `now`, and says what to do before it
-    /// takes requests. `hold` is the longest lease and one percent. Both are in nanoseconds.
+    /// takes requests. `now` is in nanoseconds of the member's monotonic clock.
     #[must_use]
-    pub fn start(found: Found, now: u64, hold: u64) -> (Follower, Vec<Effect>) {
-        Follower::start_with(found, Lease { now, hold }, seeded_bugs())
+    pub fn start(found: Found, now: u64) -> (Follower, Vec<Effect>) {
+        Follower::start_with(found, now, seeded_bugs())
     }
 
     pub(crate) fn start_with(
         found: Found,
-        Lease { now, hold }: Lease,
+        now: u64,
         seeded_bugs: SeededBugs,
     ) -> (Follower, Vec<Effect>) {
         let Found { document: stored, log, is_end_damaged, boot } = found;
@@ -112,8 +107,12 @@ impl Follower {
         };
         let document = Document { boot, run: stored.run + 1, proof, synced: tail, ..stored };
         // The member has forgotten when the last append came.
-        let held_until = now.saturating_add(hold);
-        let follower = Follower { document, log, synced: tail, held_until, hold, seeded_bugs };
+        let held_until = match seeded_bugs.lease_forgotten {
+            true => now,
+            false => now.saturating_add(hold(document.lease)),
+        };
+        let (synced, configuration) = (tail, 0);
+        let follower = Follower { document, log, synced, held_until, configuration, seeded_bugs };
         // What was read may be in a cache of the disk only.
         (follower, vec![Effect::Sync, Effect::Store(document)])
     }
@@ -138,6 +137,12 @@ impl Follower {
         &self.log
     }
 
+    /// Number of the newest configuration that an owner has announced since this start; 0 before.
+    #[must_use]
+    pub fn configuration(&self) -> u64 {
+        self.configuration
+    }
+
     /// Takes a request at `now`, in nanoseconds of the member's monotonic clock.
     pub fn on_request(&mut self, now: u64, request: Request) -> Vec<Effect> {
         let epoch = request.epoch();
@@ -148,14 +153,16 @@ impl Follower {
         match request {
             Request::Promise { .. } => self.on_promise(now, epoch),
             Request::Read { after, .. } => self.on_read(epoch, after),
-            Request::Append { previous, batches, proven_at, is_sync, lease, .. } => {
-                if !is_chain(previous, &batches, epoch) {
+            Request::Append {
+                previous, batches, proven_at, is_sync, lease, configuration, ..
+            } => {
+                let is_short = lease.is_none_or(|lease| lease.length <= LEASE_NS_MAX);
+                if !is_short || !is_chain(previous, &batches, epoch) {
                     return Vec::new(); // no owner sends this
                 }
-                let mut effects = self.raise_promise(epoch);
-                if lease.is_some() {
-                    self.held_until = self.held_until.max(now.saturating_add(self.hold));
-                }
+                let mut effects = Vec::new();
+                self.grant(now, epoch, lease, &mut effects);
+                self.configuration = self.configuration.max(configuration);
                 if !self.log.has(previous) {
                     effects.push(Effect::Answer(self.lacking(epoch, previous)));
                     return effects;
@@ -185,23 +192,30 @@ impl Follower {
         }
     }
 
-    fn raise_promise(&mut self, epoch: Epoch) -> Vec<Effect> {
-        if epoch == self.document.promised {
-            return Vec::new();
+    /// Stores the promise of the sender's epoch, and a lease that is longer than any before, and holds
+    /// back promises of later epochs from now on.
+    fn grant(&mut self, now: u64, epoch: Epoch, lease: Option<Lease>, effects: &mut Vec<Effect>) {
+        let length = lease.map_or(0, |lease| lease.length);
+        let is_longer = length > self.document.lease;
+        let is_later = epoch > self.document.promised;
+        self.document.lease = self.document.lease.max(length);
+        self.document.promised = self.document.promised.max(epoch);
+        let is_stored = is_later && !self.seeded_bugs.promise_not_stored
+            || is_longer && !self.seeded_bugs.lease_not_stored;
+        if is_stored {
+            effects.push(Effect::Store(self.document));
         }
-        self.document.promised = epoch;
-        match self.seeded_bugs.promise_not_stored {
-            true => Vec::new(),
-            false => vec![Effect::Store(self.document)],
+        if lease.is_some() {
+            self.held_until = self.held_until.max(now.saturating_add(hold(self.document.lease)));
         }
     }
 
     /// The promise is kept from now on, and answered once no owner can have a lease from here.
     fn on_promise(&mut self, now: u64, epoch: Epoch) -> Vec<Effect> {
-        let mut effects = match self.seeded_bugs.promise_not_kept {
-            true => Vec::new(),
-            false => self.raise_promise(epoch),
-        };
+        let mut effects = Vec::new();
+        if !self.seeded_bugs.promise_not_kept {
+            self.grant(now, epoch, None, &mut effects);
+        }
         if now >= self.held_until {
             effects.push(Effect::Answer(Answer::Promised {
                 epoch,
@@ -270,7 +284,7 @@ mod tests {
 
     const BOOT: Uuid = Uuid::from_u128(1);
     const FRESH: Document =
-        Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0 };
+        Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0, lease: 0 };
 
     fn found(document: Document, log: LogIndex) -> Found {
         Found { document, log, is_end_damaged: false, boot: BOOT }
@@ -289,12 +303,13 @@ mod tests {
             proven_at: None,
             is_sync: true,
             lease: None,
+            configuration: 1,
         }
     }
 
     fn follower() -> Follower {
         let log = LogIndex::new(Position::START);
-        let (mut follower, effects) = Follower::start(found(FRESH, log), 0, 10);
+        let (mut follower, effects) = Follower::start(found(FRESH, log), 0);
         assert_eq!(effects, [Effect::Sync, Effect::Store(Document { run: 1, ..FRESH })]);
         let effects =
             follower.on_request(0, append(2, Position::START, &[position(2, 1), position(2, 2)]));
@@ -344,7 +359,7 @@ mod tests {
         let proof = |log: &LogIndex, boot: u128, is_end_damaged: bool| {
             let boot = Uuid::from_u128(boot);
             let found = Found { document: stored, log: log.clone(), is_end_damaged, boot };
-            Follower::start(found, 0, 10).0.document().proof
+            Follower::start(found, 0).0.document().proof
         };
         assert_eq!(proof(&log, 1, false), Proof::Nothing, "it ends below what was synced");
         assert_eq!(proof(&log, 2, false), Proof::Nothing);
@@ -352,5 +367,41 @@ mod tests {
         assert_eq!(proof(&log, 1, false), Proof::All);
         assert_eq!(proof(&log, 1, true), Proof::Nothing, "a whole batch was there");
         assert_eq!(proof(&log, 2, true), Proof::Synced, "a torn write is no damage");
+    }
+
+    #[test]
+    fn promise_waits_for_the_longest_lease_also_after_a_start() {
+        let mut follower = follower();
+        let lease = |length| {
+            let request = append(2, position(2, 2), &[]);
+            let Request::Append { epoch, previous, batches, proven_at, is_sync, .. } = request
+            else {
+                panic!("it is an append");
+            };
+            let lease = Some(Lease { sent: 7, length });
+            Request::Append {
+                epoch,
+                previous,
+                batches,
+                proven_at,
+                is_sync,
+                lease,
+                configuration: 1,
+            }
+        };
+        let effects = follower.on_request(1000, lease(300));
+        assert!(matches!(effects[0], Effect::Store(Document { lease: 300, .. })), "{effects:?}");
+        assert_eq!(follower.on_request(1000, lease(200)).len(), 2, "a shorter one is not stored");
+        assert_eq!(follower.on_request(1000, lease(LEASE_NS_MAX + 1)), Vec::new());
+        let promise = Request::Promise { epoch: Epoch(3) };
+        let is_answered = |effects: Vec<Effect>| {
+            effects.iter().any(|effect| matches!(effect, Effect::Answer(Answer::Promised { .. })))
+        };
+        assert!(!is_answered(follower.on_request(1302, promise.clone())), "the margin of clocks");
+        assert!(is_answered(follower.on_request(1303, promise.clone())));
+        let stored = *follower.document();
+        let (mut follower, _) = Follower::start(found(stored, follower.log().clone()), 5);
+        assert!(!is_answered(follower.on_request(307, promise.clone())));
+        assert!(is_answered(follower.on_request(308, promise)));
     }
 }

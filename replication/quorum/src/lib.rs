@@ -35,7 +35,7 @@ mod take_over;
 pub use batch::Batch;
 pub use follower::{Document, Effect, Follower, Found};
 pub use log_index::LogIndex;
-pub use messages::{Answer, LeaseToken, Proof, Request};
+pub use messages::{Answer, LEASE_NS_MAX, Lease, Proof, Request, hold};
 pub use owner::{Owner, Sending};
 pub use progress::Progress;
 pub use quorum::{Configuration, MemberId, Quorums};

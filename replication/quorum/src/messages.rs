@@ -4,10 +4,34 @@
 use crate::batch::Batch;
 use block::{Epoch, Position};
 
-/// Names one sending of an owner, so that an answer tells when the owner had sent the request:
-/// nanoseconds of the owner's monotonic clock, which only the owner interprets.
+/// Longest lease that a member accepts: one minute, in nanoseconds. Chosen by hand: a take-over waits
+/// for the longest lease that a member has ever accepted.
+pub const LEASE_NS_MAX: u64 = 60_000_000_000;
+
+/// A lease for which an owner asks. It comes back with the answer, so that the owner knows when it
+/// had asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LeaseToken(pub u64);
+pub struct Lease {
+    /// Time of the request: nanoseconds of the owner's monotonic clock. Only the owner interprets it.
+    pub sent: u64,
+    /// Length in nanoseconds, at most [`LEASE_NS_MAX`].
+    pub length: u64,
+}
+
+impl Lease {
+    /// Returns the end of the lease by the owner's clock.
+    #[must_use]
+    pub fn until(&self) -> u64 {
+        self.sent.saturating_add(self.length)
+    }
+}
+
+/// Returns for how long a member that has accepted leases of `length` answers no promise: one percent
+/// longer, because the rates of two clocks differ by at most that. Both are in nanoseconds.
+#[must_use]
+pub fn hold(length: u64) -> u64 {
+    length.saturating_add(length / 100)
+}
 
 /// What of everything that a member has ever answered for is certainly in its log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,8 +61,11 @@ pub enum Request {
         proven_at: Option<(u64, Position)>,
         /// Put everything that is written on stable storage before answering.
         is_sync: bool,
-        /// Comes back with the answer; `None` from a candidate, which has no lease.
-        lease: Option<LeaseToken>,
+        /// `None` from a candidate, which has no lease.
+        lease: Option<Lease>,
+        /// Number of the newest configuration that the sender knows. A member reports it, and no rule
+        /// depends on it.
+        configuration: u64,
     },
     /// Accept nothing of an earlier epoch from now on.
     Promise {
@@ -80,8 +107,8 @@ pub enum Answer {
         written: u64,
         /// Highest sequence up to `written` that is on stable storage.
         synced: u64,
-        /// Token of the request.
-        lease: Option<LeaseToken>,
+        /// That of the request.
+        lease: Option<Lease>,
     },
     /// The member has promised a later epoch: the sender is no owner and no candidate any more.
     Superseded {

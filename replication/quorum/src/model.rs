@@ -63,6 +63,18 @@ const WIPED: Bounds = Bounds { take_overs: 1, wipes: 1, crashes: 1, changes: 1, 
 const CHANGES: Bounds = Bounds { take_overs: 1, changes: 1, crashes: 1, ..Bounds::NONE };
 /// Leases, with an owner that is stopped and continues.
 const LEASES: Bounds = Bounds { take_overs: 1, ticks: 5, lease: 2, ..Bounds::NONE };
+/// Leases that get longer, and members that forget when they granted one.
+const FORGETFUL: Bounds = Bounds {
+    take_overs: 1,
+    ticks: 4,
+    lease: 1,
+    is_lease_growing: true,
+    crashes: 1,
+    writes: 1,
+    delays: 0,
+    losses: 0,
+    ..Bounds::NONE
+};
 /// One member that reboots while the owner lives, and then loses the owner.
 const AMNESIA: Bounds = Bounds { take_overs: 1, reboots: 1, repeats: 1, ..Bounds::NONE };
 
@@ -85,6 +97,7 @@ const WORLDS: &[(&str, Bounds)] = &[
     ("changes, undisturbed", undisturbed(CHANGES)),
     ("amnesia, undisturbed", undisturbed(AMNESIA)),
     ("renewal", RENEWAL),
+    ("forgetful", FORGETFUL),
     ("streamed", STREAMED),
 ];
 
@@ -144,6 +157,8 @@ fn seeded_bugs_are_found() {
         ("read-without-lease", LEASES, of(|bugs| bugs.read_without_lease = true)),
         ("proven-too-early", RENEWAL, of(|bugs| bugs.proven_too_early = true)),
         ("own-promise-unseen", LEASES, of(|bugs| bugs.own_promise_unseen = true)),
+        ("lease-forgotten", FORGETFUL, of(|bugs| bugs.lease_forgotten = true)),
+        ("lease-not-stored", FORGETFUL, of(|bugs| bugs.lease_not_stored = true)),
         ("sent-is-written", STREAMED, of(|bugs| bugs.sent_is_written = true)),
         ("own-sync-is-commit", undisturbed(POWER), of(|bugs| bugs.own_sync_is_commit = true)),
     ];

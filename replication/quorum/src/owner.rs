@@ -11,7 +11,7 @@
 
 use crate::batch::Batch;
 use crate::log_index::LogIndex;
-use crate::messages::{Answer, LeaseToken, Request};
+use crate::messages::{Answer, Lease, Request};
 use crate::progress::Progress;
 use crate::quorum::{Configuration, MemberId, Quorums};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
@@ -30,17 +30,19 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Makes the request of it.
+    /// Makes the request of it. `configuration` is the number that the owner announces:
+    /// [`Owner::configuration`].
     #[must_use]
     pub fn request(
         self,
         epoch: Epoch,
+        configuration: u64,
         batches: Vec<Batch>,
         is_sync: bool,
-        lease: Option<LeaseToken>,
+        lease: Option<Lease>,
     ) -> Request {
         let Sending { previous, proven_at, .. } = self;
-        Request::Append { epoch, previous, batches, proven_at, is_sync, lease }
+        Request::Append { epoch, previous, batches, proven_at, is_sync, lease, configuration }
     }
 }
 
@@ -107,6 +109,12 @@ impl Owner {
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// Number of the configuration that the chain is known to have.
+    #[must_use]
+    pub fn configuration(&self) -> u64 {
+        self.quorums.current.number
     }
 
     /// The later epoch that ended this owner, if one did.
@@ -256,30 +264,22 @@ impl Owner {
 
     // --- lease ---
 
-    /// The time until which the owner may answer reads, by its own monotonic clock in nanoseconds,
-    /// for leases of `length`. `None` without a lease.
+    /// The time until which the owner may answer reads, by its own monotonic clock in nanoseconds.
+    /// `None` without a lease; `u64::MAX` if no other member has to grant one.
     #[must_use]
-    pub fn lease_until(&self, length: u64) -> Option<u64> {
+    pub fn lease_until(&self) -> Option<u64> {
         if self.superseded_by.is_some() {
             return None;
         }
         if self.seeded_bugs.read_without_lease {
             return Some(u64::MAX);
         }
-        let held = [Some(&self.quorums.current), self.quorums.next.as_ref()];
-        held.into_iter().flatten().map(|held| self.lease_of(held, length)).min().flatten()
-    }
-
-    fn lease_of(&self, configuration: &Configuration, length: u64) -> Option<u64> {
-        let needed = configuration.quorum.checked_sub(1)?;
-        if needed == 0 {
-            return Some(u64::MAX); // nobody else can have taken part in a promise
-        }
-        let others = configuration.members.iter().filter(|member| **member != self.me);
-        let mut tokens: Vec<LeaseToken> =
-            others.filter_map(|member| self.of(member).lease).collect();
-        tokens.sort_unstable_by(|a, b| b.cmp(a));
-        tokens.get(needed - 1).map(|token| token.0.saturating_add(length))
+        // A quorum with the owner itself, as it is needed for a batch: both configurations, too.
+        let until = self.quorums.reached(|member| match *member == self.me {
+            true => u64::MAX,
+            false => self.of(member).lease_until,
+        });
+        (until > 0).then_some(until)
     }
 
     // --- changing the members ---

@@ -8,7 +8,7 @@
 //! - Answers of an earlier run of the member change nothing.
 
 use crate::log_index::LogIndex;
-use crate::messages::{Answer, LeaseToken};
+use crate::messages::Answer;
 
 /// How an owner sends to a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -35,8 +35,8 @@ pub struct Progress {
     pub written: u64,
     /// Highest sequence that it has answered for as synced.
     pub synced: u64,
-    /// Newest token that came back.
-    pub lease: Option<LeaseToken>,
+    /// End of the longest lease that it has granted, by the owner's clock; 0 without one.
+    pub lease_until: u64,
     flow: Flow,
 }
 
@@ -87,7 +87,8 @@ impl Progress {
                 self.synced = self.synced.max(*synced);
                 self.unanswered = self.unanswered.max(written + 1); // at most the tail's, from above
                 self.next = self.next.max(self.unanswered);
-                self.lease = self.lease.max(*lease);
+                let until = lease.map_or(0, |lease| lease.until());
+                self.lease_until = self.lease_until.max(until);
                 self.flow = Flow::Streaming;
             }
             Answer::Lacking { sequence, may_match, start, .. } => {

@@ -35,7 +35,7 @@ impl Configuration {
         (self.members.len() + 1).saturating_sub(self.quorum)
     }
 
-    /// The highest sequence that a quorum has, given what each member has.
+    /// The highest number that a quorum has reached, given that of each member.
     pub(crate) fn reached(&self, has: impl Fn(&MemberId) -> u64) -> u64 {
         let count = |least| self.members.iter().filter(|member| has(member) >= least).count();
         let quorum = self.quorum.max(1);
@@ -53,7 +53,7 @@ pub struct Quorums {
 }
 
 impl Quorums {
-    /// The highest sequence that satisfies each configuration that is held.
+    /// The highest number that satisfies each configuration that is held.
     pub(crate) fn reached(&self, has: impl Fn(&MemberId) -> u64) -> u64 {
         let current = self.current.reached(&has);
         self.next.as_ref().map_or(current, |next| current.min(next.reached(&has)))

@@ -21,6 +21,10 @@ block::seeded_bugs! {
     proven_too_early: "proven-too-early",
     /// An owner goes on although the member on its own node has promised a later epoch.
     own_promise_unseen: "own-promise-unseen",
+    /// A member that starts promises at once, although an owner may have a lease from it.
+    lease_forgotten: "lease-forgotten",
+    /// A member accepts a longer lease without storing its length.
+    lease_not_stored: "lease-not-stored",
     /// An owner counts a batch for a member once it has sent it.
     sent_is_written: "sent-is-written",
 }

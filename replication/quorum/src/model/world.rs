@@ -5,9 +5,9 @@
 //! - A record of every acknowledgement is kept apart, and each step compares the machines with it.
 
 use crate::batch::Batch;
-use crate::follower::{Document, Effect, Follower, Found, Lease};
+use crate::follower::{Document, Effect, Follower, Found};
 use crate::log_index::LogIndex;
-use crate::messages::{Answer, LeaseToken, Proof, Request};
+use crate::messages::{Answer, Lease, Proof, Request};
 use crate::owner::Owner;
 use crate::quorum::{Configuration, MemberId};
 use crate::seeded_bugs::SeededBugs;
@@ -33,6 +33,8 @@ pub(super) struct Bounds {
     pub(super) ticks: u8,
     /// Length of a lease in ticks; 0: owners do not serve reads.
     pub(super) lease: u64,
+    /// Leases get longer with every write.
+    pub(super) is_lease_growing: bool,
     /// Batches in one message.
     pub(super) batches: u64,
     /// An operator opens the pool although acknowledged writes may be gone.
@@ -52,6 +54,7 @@ impl Bounds {
         changes: 0,
         ticks: 0,
         lease: 0,
+        is_lease_growing: false,
         batches: 2,
         is_forced: false,
     };
@@ -183,7 +186,7 @@ fn index(log: &[Batch]) -> LogIndex {
 
 const BOOT: Uuid = Uuid::from_u128(100);
 const FRESH: Document =
-    Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0 };
+    Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0, lease: 0 };
 
 impl World {
     /// Three members with empty logs, of which the first has won the first epoch.
@@ -212,9 +215,8 @@ impl World {
             wrong: None,
         };
         for machine in 0..3 {
-            world.start(bounds, seeded_bugs, machine);
+            world.start(seeded_bugs, machine);
         }
-        world.now = bounds.lease; // the members' first hold is over
         world.take_over(seeded_bugs, 0);
         for _ in 0..4 {
             (0..3)
@@ -243,7 +245,7 @@ impl World {
                 actions.push(Action::Repeat(envelope.clone()));
             }
         }
-        if self.now < bounds.lease + u64::from(bounds.ticks) {
+        if self.now < u64::from(bounds.ticks) {
             actions.push(Action::Tick);
         }
         for (at, machine) in self.machines.iter().enumerate() {
@@ -374,9 +376,12 @@ impl World {
                 let from = usize::try_from(sending.previous.sequence).expect("small");
                 let end = usize::try_from(sending.last).expect("small");
                 let batches = machine.log.get(from..end)?.to_vec();
-                let lease = (bounds.lease > 0 && at != to).then_some(LeaseToken(self.now));
+                let growth = u64::from(self.used.writes) * u64::from(bounds.is_lease_growing);
+                let lease = Lease { sent: self.now, length: bounds.lease + growth };
+                let lease = (bounds.lease > 0 && at != to).then_some(lease);
                 let is_sync = is_sync || at == to || bounds.reboots == 0;
-                Some(sending.request(owner.epoch(), batches, is_sync, lease))
+                let (epoch, configuration) = (owner.epoch(), owner.configuration());
+                Some(sending.request(epoch, configuration, batches, is_sync, lease))
             }
         }
     }
@@ -420,7 +425,7 @@ impl World {
                 (machine.stored, machine.synced, machine.boot) = (FRESH, 0, BOOT);
                 machine.log.clear();
             }
-            Action::Start(at) => self.start(bounds, seeded_bugs, at),
+            Action::Start(at) => self.start(seeded_bugs, at),
             Action::TakeOver(at) => self.take_over(seeded_bugs, at),
             Action::Open(at) => self.open(bounds, seeded_bugs, at),
             Action::AddLearner(at) => self.add_learner(at),
@@ -496,12 +501,11 @@ impl World {
         (0..self.machines.len()).for_each(|other| self.disconnect(other, id));
     }
 
-    fn start(&mut self, bounds: &Bounds, seeded_bugs: SeededBugs, at: usize) {
-        let lease = Lease { now: self.now, hold: bounds.lease };
+    fn start(&mut self, seeded_bugs: SeededBugs, at: usize) {
         let machine = &mut self.machines[at];
         let (document, boot) = (machine.stored, machine.boot);
         let found = Found { document, log: index(&machine.log), is_end_damaged: false, boot };
-        let (follower, effects) = Follower::start_with(found, lease, seeded_bugs);
+        let (follower, effects) = Follower::start_with(found, self.now, seeded_bugs);
         machine.node = Some(Node { follower, role: Role::Idle });
         effects.into_iter().for_each(|effect| self.perform(at, at, effect));
     }
@@ -578,6 +582,7 @@ impl World {
             proven_at: None,
             is_sync: written.is_sync,
             lease: None,
+            configuration: 0,
         };
         self.own_request(at, request);
     }
@@ -701,10 +706,18 @@ impl World {
                     && of == epoch
                     && candidate.superseded_by().is_none()
                 {
-                    let (proven_at, is_sync, lease) = (None, false, None);
-                    let request =
-                        Request::Append { epoch, previous, batches, proven_at, is_sync, lease };
-                    self.own_request(at, request);
+                    self.own_request(
+                        at,
+                        Request::Append {
+                            epoch,
+                            previous,
+                            batches,
+                            proven_at: None,
+                            is_sync: false,
+                            lease: None,
+                            configuration: 0,
+                        },
+                    );
                 }
             }
         }
@@ -747,7 +760,7 @@ impl World {
             let Some(Node { follower, role: Role::Owner(owner) }) = &machine.node else { continue };
             let is_served = bounds.lease > 0
                 && owner.is_open()
-                && owner.lease_until(bounds.lease).is_some_and(|until| self.now < until);
+                && owner.lease_until().is_some_and(|until| self.now < until);
             let is_stale = self.acknowledged.iter().any(|position| {
                 let is_shown =
                     position.sequence <= owner.acknowledged() && follower.log().has(*position);
