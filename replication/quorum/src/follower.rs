@@ -5,11 +5,15 @@
 //! - The log has no gaps: a batch is stored only behind its predecessor.
 //! - What is cut from the log was never acknowledged by a quorum: only an owner that has found every
 //!   acknowledged batch sends something else in its place.
+//! - The log is dropped only where it lacks a batch up to which everything is in the store.
+//! - A log that is shorter than it was begins another run, so that neither a proof nor an answer that
+//!   is still under way counts for batches that are gone.
 //! - The lease that an owner has from this member has run out before a later epoch gets its promise.
 
 use crate::batch::Batch;
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, LEASE_NS_MAX, Lease, Proof, Request, hold};
+use crate::quorum::{Configuration, MemberId};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use block::{Epoch, Position};
 use uuid::Uuid;
@@ -19,7 +23,7 @@ use uuid::Uuid;
 pub struct Document {
     /// Boot id of the kernel under which the member last ran.
     pub boot: Uuid,
-    /// Number of times that the member has started.
+    /// Number of times that the member has started or has lost a part of its log.
     pub run: u64,
     /// The highest epoch that it has promised.
     pub promised: Epoch,
@@ -36,8 +40,11 @@ pub struct Document {
 pub enum Effect {
     /// Put the document on stable storage.
     Store(Document),
-    /// Take every batch above this sequence from the log.
+    /// Take every batch above this sequence from the log, and any damaged bytes behind it. After a loss
+    /// of power they may be there again.
     Cut(u64),
+    /// Drop the log and begin behind this position, on stable storage.
+    Reset(Position),
     /// Write batches behind the newest one.
     Write(Vec<Batch>),
     /// Put everything that was written on stable storage.
@@ -50,6 +57,8 @@ pub enum Effect {
         epoch: Epoch,
         /// Number of the member's run.
         run: u64,
+        /// First sequence that the log could have.
+        start: u64,
         /// Position of the batch before the first one.
         previous: Position,
     },
@@ -75,8 +84,9 @@ pub struct Found {
     pub document: Document,
     /// The batches in the ring.
     pub log: LogIndex,
-    /// The log ends in bytes that are neither a batch nor free space.
-    pub is_end_damaged: bool,
+    /// Sequence of the first batch whose bytes are not whole, if the log does not end in free space.
+    /// `log` may have it, and batches behind it.
+    pub damaged: Option<u64>,
     /// Boot id of the running kernel.
     pub boot: Uuid,
 }
@@ -94,11 +104,16 @@ impl Follower {
         now: u64,
         seeded_bugs: SeededBugs,
     ) -> (Follower, Vec<Effect>) {
-        let Found { document: stored, log, is_end_damaged, boot } = found;
+        let Found { document: stored, mut log, damaged, boot } = found;
+        let damaged = damaged.filter(|_| !seeded_bugs.damage_skipped);
+        if let Some(damaged) = damaged {
+            log.cut(damaged.saturating_sub(1));
+        }
         let tail = log.tail().sequence;
         let is_same_boot = boot == stored.boot;
         // Under one kernel a write that was answered is whole. After another one it may be torn.
-        let proof = if tail < stored.synced || is_same_boot && is_end_damaged {
+        let is_lost = tail < stored.synced || is_same_boot && damaged.is_some();
+        let proof = if is_lost && !seeded_bugs.damage_unseen {
             Proof::Nothing
         } else if is_same_boot || seeded_bugs.amnesiac_votes {
             stored.proof
@@ -114,7 +129,9 @@ impl Follower {
         let (synced, configuration) = (tail, 0);
         let follower = Follower { document, log, synced, held_until, configuration, seeded_bugs };
         // What was read may be in a cache of the disk only.
-        (follower, vec![Effect::Sync, Effect::Store(document)])
+        let mut effects = vec![Effect::Sync, Effect::Store(document)];
+        effects.extend(damaged.map(|_| Effect::Cut(tail)));
+        (follower, effects)
     }
 
     /// Notes in the document how far the log is synced; a few times a second. A log that later ends
@@ -153,6 +170,7 @@ impl Follower {
         match request {
             Request::Promise { .. } => self.on_promise(now, epoch),
             Request::Read { after, .. } => self.on_read(epoch, after),
+            Request::Reset { before, .. } => self.on_reset(now, epoch, before),
             Request::Append {
                 previous, batches, proven_at, is_sync, lease, configuration, ..
             } => {
@@ -230,8 +248,73 @@ impl Follower {
     fn on_read(&self, epoch: Epoch, after: Position) -> Vec<Effect> {
         let is_promised = epoch == self.document.promised || self.seeded_bugs.promise_not_kept;
         let previous = self.log.newest_up_to(after.sequence, after.epoch);
-        let send = Effect::Send { epoch, run: self.document.run, previous };
+        let (run, start) = (self.document.run, self.log.start());
+        let send = Effect::Send { epoch, run, start, previous };
         if is_promised { vec![send] } else { Vec::new() }
+    }
+
+    /// Drops the log, unless it has `before` or begins behind it: such a request is late, and the owner
+    /// may have counted what the log has since. Any batch at `before` or below that was acknowledged is
+    /// in the store, and a log without `before` has nothing of the owner's log above it.
+    fn on_reset(&mut self, now: u64, epoch: Epoch, before: Position) -> Vec<Effect> {
+        if before.epoch > epoch {
+            return Vec::new(); // no owner sends this
+        }
+        let mut effects = Vec::new();
+        self.grant(now, epoch, None, &mut effects);
+        let is_late = self.log.has(before) || before.sequence < self.log.start();
+        if !is_late || self.seeded_bugs.late_reset_obeyed {
+            self.document = Document {
+                run: self.document.run + 1,
+                proof: Proof::Nothing,
+                synced: before.sequence,
+                ..self.document
+            };
+            self.log = LogIndex::new(before);
+            self.synced = before.sequence;
+            effects.extend([Effect::Store(self.document), Effect::Reset(before)]);
+        }
+        effects.push(Effect::Answer(Answer::Appended {
+            epoch,
+            run: self.document.run,
+            written: before.sequence,
+            synced: self.synced.min(before.sequence),
+            lease: None,
+        }));
+        effects
+    }
+
+    /// Notes that the batch with this sequence could not be read, because its bytes are not whole. The
+    /// log ends before it; an owner brings the rest again. Call it before an answer that has the
+    /// batches before the damaged one, which belongs to the next run. An owner on the same node ends.
+    pub fn on_damage(&mut self, sequence: u64) -> Vec<Effect> {
+        if sequence < self.log.start() || sequence > self.log.tail().sequence {
+            return Vec::new(); // it was released or replaced meanwhile
+        }
+        let end = sequence - 1;
+        self.log.cut(end);
+        self.synced = self.synced.min(end);
+        self.document.synced = self.document.synced.min(end);
+        self.document.run += 1;
+        if !self.seeded_bugs.damage_unseen {
+            self.document.proof = Proof::Nothing;
+        }
+        vec![Effect::Store(self.document), Effect::Cut(end)]
+    }
+
+    /// Notes that the ring has released every batch up to `sequence`, because it is in the store.
+    pub fn on_released(&mut self, sequence: u64) {
+        self.log.release(sequence);
+    }
+
+    /// Whether this member, `me`, may create a link whose configuration contains only itself, in place
+    /// of `newest`, the configuration of the newest link: every batch that was acknowledged is on every
+    /// member, and this log lacks nothing. Only then are the other members not needed.
+    #[must_use]
+    pub fn may_go_alone(&self, me: &MemberId, newest: &Configuration) -> bool {
+        let is_on_all = newest.recovery_quorum() == 1 || self.seeded_bugs.alone_below_all;
+        let is_proven = self.document.proof == Proof::All || self.seeded_bugs.alone_unproven;
+        newest.members.contains(me) && is_on_all && is_proven
     }
 
     fn lacking(&self, epoch: Epoch, previous: Position) -> Answer {
@@ -278,130 +361,4 @@ fn is_chain(previous: Position, batches: &[Batch], epoch: Epoch) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use bytes::Bytes;
-
-    const BOOT: Uuid = Uuid::from_u128(1);
-    const FRESH: Document =
-        Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0, lease: 0 };
-
-    fn found(document: Document, log: LogIndex) -> Found {
-        Found { document, log, is_end_damaged: false, boot: BOOT }
-    }
-
-    fn position(epoch: u64, sequence: u64) -> Position {
-        Position { epoch: Epoch(epoch), sequence }
-    }
-
-    fn append(epoch: u64, previous: Position, positions: &[Position]) -> Request {
-        let batch = |position: &Position| Batch { position: *position, bytes: Bytes::new() };
-        Request::Append {
-            epoch: Epoch(epoch),
-            previous,
-            batches: positions.iter().map(batch).collect(),
-            proven_at: None,
-            is_sync: true,
-            lease: None,
-            configuration: 1,
-        }
-    }
-
-    fn follower() -> Follower {
-        let log = LogIndex::new(Position::START);
-        let (mut follower, effects) = Follower::start(found(FRESH, log), 0);
-        assert_eq!(effects, [Effect::Sync, Effect::Store(Document { run: 1, ..FRESH })]);
-        let effects =
-            follower.on_request(0, append(2, Position::START, &[position(2, 1), position(2, 2)]));
-        assert_eq!(effects.len(), 4, "promise, write, sync, answer: {effects:?}");
-        follower
-    }
-
-    #[test]
-    fn batches_that_do_not_follow_each_other_change_nothing() {
-        let first = follower();
-        let wrong = [
-            append(3, position(2, 2), &[position(3, 4)]),
-            append(3, position(2, 2), &[position(1, 3)]),
-            append(3, position(2, 2), &[position(4, 3)]),
-            append(3, position(2, 2), &[position(3, 3), position(2, 4)]),
-            append(3, position(2, u64::MAX), &[position(3, 0)]),
-        ];
-        for request in wrong {
-            let mut follower = first.clone();
-            assert_eq!(follower.on_request(0, request), Vec::new());
-            assert_eq!(follower, first);
-        }
-    }
-
-    #[test]
-    fn replaced_suffix_lowers_the_synced_position_before_it_is_cut() {
-        let mut follower = follower();
-        let noted = follower.on_tick();
-        assert!(matches!(noted, Some(Effect::Store(Document { synced: 2, .. }))), "{noted:?}");
-        assert_eq!(follower.on_tick(), None);
-        let effects = follower.on_request(0, append(3, position(2, 1), &[position(3, 2)]));
-        let stored = |effect: &Effect| match effect {
-            Effect::Store(document) => Some(document.synced),
-            _ => None,
-        };
-        let cut = effects.iter().position(|effect| *effect == Effect::Cut(1)).unwrap();
-        assert_eq!(effects[..cut].iter().filter_map(stored).next_back(), Some(1));
-        assert_eq!(follower.log().tail(), position(3, 2));
-    }
-
-    #[test]
-    fn damaged_log_proves_nothing_and_a_reboot_only_what_was_synced() {
-        let mut follower = follower();
-        let Some(Effect::Store(stored)) = follower.on_tick() else { panic!("it has synced") };
-        let mut log = LogIndex::new(Position::START);
-        log.push(position(2, 1));
-        let proof = |log: &LogIndex, boot: u128, is_end_damaged: bool| {
-            let boot = Uuid::from_u128(boot);
-            let found = Found { document: stored, log: log.clone(), is_end_damaged, boot };
-            Follower::start(found, 0).0.document().proof
-        };
-        assert_eq!(proof(&log, 1, false), Proof::Nothing, "it ends below what was synced");
-        assert_eq!(proof(&log, 2, false), Proof::Nothing);
-        log.push(position(2, 2));
-        assert_eq!(proof(&log, 1, false), Proof::All);
-        assert_eq!(proof(&log, 1, true), Proof::Nothing, "a whole batch was there");
-        assert_eq!(proof(&log, 2, true), Proof::Synced, "a torn write is no damage");
-    }
-
-    #[test]
-    fn promise_waits_for_the_longest_lease_also_after_a_start() {
-        let mut follower = follower();
-        let lease = |length| {
-            let request = append(2, position(2, 2), &[]);
-            let Request::Append { epoch, previous, batches, proven_at, is_sync, .. } = request
-            else {
-                panic!("it is an append");
-            };
-            let lease = Some(Lease { sent: 7, length });
-            Request::Append {
-                epoch,
-                previous,
-                batches,
-                proven_at,
-                is_sync,
-                lease,
-                configuration: 1,
-            }
-        };
-        let effects = follower.on_request(1000, lease(300));
-        assert!(matches!(effects[0], Effect::Store(Document { lease: 300, .. })), "{effects:?}");
-        assert_eq!(follower.on_request(1000, lease(200)).len(), 2, "a shorter one is not stored");
-        assert_eq!(follower.on_request(1000, lease(LEASE_NS_MAX + 1)), Vec::new());
-        let promise = Request::Promise { epoch: Epoch(3) };
-        let is_answered = |effects: Vec<Effect>| {
-            effects.iter().any(|effect| matches!(effect, Effect::Answer(Answer::Promised { .. })))
-        };
-        assert!(!is_answered(follower.on_request(1302, promise.clone())), "the margin of clocks");
-        assert!(is_answered(follower.on_request(1303, promise.clone())));
-        let stored = *follower.document();
-        let (mut follower, _) = Follower::start(found(stored, follower.log().clone()), 5);
-        assert!(!is_answered(follower.on_request(307, promise.clone())));
-        assert!(is_answered(follower.on_request(308, promise)));
-    }
-}
+mod tests;

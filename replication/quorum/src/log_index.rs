@@ -42,6 +42,12 @@ impl LogIndex {
         self.before.sequence + 1
     }
 
+    /// Position of the batch before the first one that the log has or will have.
+    #[must_use]
+    pub fn before(&self) -> Position {
+        self.before
+    }
+
     /// Position of the batch with this sequence, or of the one before the log.
     #[must_use]
     pub fn at(&self, sequence: u64) -> Option<Position> {
@@ -82,6 +88,19 @@ impl LogIndex {
             self.runs.push(Run { first: position.sequence, epoch: position.epoch });
         }
         self.last = position.sequence;
+    }
+
+    /// Releases every batch up to `sequence`, at most the newest one.
+    pub fn release(&mut self, sequence: u64) {
+        let Some(before) = self.at(sequence.min(self.last)) else { return };
+        self.before = before;
+        let first = before.sequence + 1;
+        let released = self.runs.iter().skip(1).take_while(|run| run.first <= first).count();
+        self.runs.drain(..released);
+        if let Some(run) = self.runs.first_mut() {
+            run.first = run.first.max(first);
+        }
+        self.runs.retain(|run| run.first <= self.last);
     }
 
     /// Drops every batch above `sequence`.
@@ -125,5 +144,25 @@ mod tests {
         assert_eq!(log.tail(), position(1, 10), "what was released is not cut");
         log.push(position(7, 11));
         assert_eq!(log.tail(), position(7, 11));
+    }
+
+    #[test]
+    fn released_batches_leave_the_position_before_the_log() {
+        for released in 11..=15 {
+            let mut log = log(&[1, 1, 3, 3, 4]);
+            let all = log.clone();
+            log.release(released);
+            assert_eq!((log.start(), Some(log.before())), (released + 1, all.at(released)));
+            assert_eq!(log.tail(), position(4, 15));
+            for sequence in 9..=16 {
+                let expected = all.at(sequence).filter(|_| sequence >= released);
+                assert_eq!(log.at(sequence), expected, "{sequence} after {released}");
+            }
+            let mut again = LogIndex::new(log.before());
+            (released + 1..=15).for_each(|sequence| again.push(all.at(sequence).unwrap()));
+            assert_eq!(again, log, "it equals the index of what is left");
+            log.release(99);
+            assert_eq!(log, LogIndex::new(position(4, 15)));
+        }
     }
 }

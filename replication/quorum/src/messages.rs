@@ -67,6 +67,14 @@ pub enum Request {
         /// depends on it.
         configuration: u64,
     },
+    /// Drop the log, and begin behind `before`: the sender's log has released everything up to it,
+    /// because it is in the store. A member that has this batch, or begins behind it, changes nothing.
+    Reset {
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Position of the batch before the first one that the log will have.
+        before: Position,
+    },
     /// Accept nothing of an earlier epoch from now on.
     Promise {
         /// The candidate's epoch.
@@ -88,6 +96,7 @@ impl Request {
     pub fn epoch(&self) -> Epoch {
         match self {
             Request::Append { epoch, .. }
+            | Request::Reset { epoch, .. }
             | Request::Promise { epoch }
             | Request::Read { epoch, .. } => *epoch,
         }
@@ -148,6 +157,8 @@ pub enum Answer {
         epoch: Epoch,
         /// Number of the member's run: see [`Document::run`](crate::Document::run).
         run: u64,
+        /// First sequence that the member could have: earlier ones were released.
+        start: u64,
         /// Position of the batch before the first one.
         previous: Position,
         /// Consecutive batches.

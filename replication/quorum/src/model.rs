@@ -1,7 +1,8 @@
 //! The protocol in small worlds: the real machines, with every order of messages, losses,
 //! repetitions, crashes, reboots, take-overs and changes of members that the bounds allow.
 //!
-//! `MODEL_STATES` sets the number of states that each world explores at most.
+//! `MODEL_STATES` sets the number of states that each world explores at most, and `MODEL_WORLDS` a part
+//! of the names of the worlds that are explored.
 
 mod world;
 
@@ -10,7 +11,7 @@ use crate::seeded_bugs::SeededBugs;
 use stateright::{Checker, Model, Property};
 
 /// States of each world, about half of which are distinct, unless `MODEL_STATES` says otherwise.
-const STATES: usize = 1_200_000;
+const STATES: usize = 420_000;
 /// States within which a seeded bug is found.
 const STATES_OF_A_BUG: usize = 6_000_000;
 
@@ -51,6 +52,8 @@ impl Model for Small {
     }
 }
 
+/// A network that delivers everything in order.
+const QUIET: Bounds = Bounds { delays: 0, losses: 0, ..Bounds::NONE };
 /// Two owners of three members, whose processes crash at any moment.
 const CRASHES: Bounds = Bounds { take_overs: 2, crashes: 1, ..Bounds::NONE };
 /// Three owners in a network without faults: logs that diverge deeply.
@@ -78,6 +81,29 @@ const FORGETFUL: Bounds = Bounds {
 /// One member that reboots while the owner lives, and then loses the owner.
 const AMNESIA: Bounds = Bounds { take_overs: 1, reboots: 1, repeats: 1, ..Bounds::NONE };
 
+/// Members that are reset, because the owner has released batches that they lack.
+const RESETS: Bounds =
+    Bounds { take_overs: 2, trims: 1, delays: 1, losses: 0, writes: 2, ..Bounds::NONE };
+/// Resets that are repeated late.
+const LATE_RESETS: Bounds = Bounds { take_overs: 0, repeats: 1, ..RESETS };
+/// Resets between crashes.
+const RESET_CRASHES: Bounds = Bounds { crashes: 1, take_overs: 1, delays: 0, ..RESETS };
+/// A batch that turns bad.
+const DAMAGE: Bounds = Bounds { damages: 1, crashes: 1, take_overs: 2, ..QUIET };
+/// Two members, one of which may go on alone.
+const TWO: Bounds =
+    Bounds { members: 2, is_alone: true, take_overs: 2, crashes: 1, ..Bounds::NONE };
+/// Two members that lose power.
+const TWO_POWER: Bounds = Bounds { reboots: 1, crashes: 0, ..TWO };
+/// Two members, of which one is left and admitted again.
+const TWO_CHANGES: Bounds = Bounds { changes: 2, crashes: 0, ..undisturbed(TWO) };
+/// Two members and leases.
+const TWO_LEASES: Bounds = Bounds { ticks: 3, lease: 1, crashes: 0, ..undisturbed(TWO) };
+/// Three members that all have to write.
+const ALL: Bounds = Bounds { quorum: 3, is_alone: true, reboots: 1, take_overs: 2, ..QUIET };
+/// Two changes of the members.
+const CHANGES_TWICE: Bounds = Bounds { changes: 2, ..undisturbed(CHANGES) };
+
 /// The same, while batches are sent one at a time.
 const RENEWAL: Bounds = Bounds { batches: 1, ..undisturbed(AMNESIA) };
 
@@ -99,6 +125,16 @@ const WORLDS: &[(&str, Bounds)] = &[
     ("renewal", RENEWAL),
     ("forgetful", FORGETFUL),
     ("streamed", STREAMED),
+    ("resets", RESETS),
+    ("late resets", LATE_RESETS),
+    ("reset crashes", RESET_CRASHES),
+    ("damage", DAMAGE),
+    ("two", TWO),
+    ("two, power", TWO_POWER),
+    ("two, changes", TWO_CHANGES),
+    ("two, leases", TWO_LEASES),
+    ("all", ALL),
+    ("changes, twice", CHANGES_TWICE),
 ];
 
 /// The same world with a network that delivers everything in order, which is explored more deeply.
@@ -117,7 +153,8 @@ fn states() -> usize {
 #[test]
 fn no_order_of_events_loses_an_acknowledged_write() {
     let mut sum = 0;
-    for (name, bounds) in WORLDS {
+    let named = std::env::var("MODEL_WORLDS").unwrap_or_default();
+    for (name, bounds) in WORLDS.iter().filter(|(name, _)| name.contains(&named)) {
         let checker = explore(*bounds, SeededBugs::default(), states());
         sum += checker.unique_state_count();
         println!(
@@ -159,6 +196,16 @@ fn seeded_bugs_are_found() {
         ("own-promise-unseen", LEASES, of(|bugs| bugs.own_promise_unseen = true)),
         ("lease-forgotten", FORGETFUL, of(|bugs| bugs.lease_forgotten = true)),
         ("lease-not-stored", FORGETFUL, of(|bugs| bugs.lease_not_stored = true)),
+        ("late-reset-obeyed", LATE_RESETS, of(|bugs| bugs.late_reset_obeyed = true)),
+        ("reset-above-released", RESETS, of(|bugs| bugs.reset_above_released = true)),
+        ("damage-skipped", DAMAGE, of(|bugs| bugs.damage_skipped = true)),
+        ("damage-unseen", DAMAGE, of(|bugs| bugs.damage_unseen = true)),
+        (
+            "alone-below-all",
+            Bounds { is_alone: true, ..CRASHES },
+            of(|bugs| bugs.alone_below_all = true),
+        ),
+        ("alone-unproven", TWO_POWER, of(|bugs| bugs.alone_unproven = true)),
         ("sent-is-written", STREAMED, of(|bugs| bugs.sent_is_written = true)),
         ("own-sync-is-commit", undisturbed(POWER), of(|bugs| bugs.own_sync_is_commit = true)),
     ];

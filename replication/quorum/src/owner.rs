@@ -18,20 +18,34 @@ use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use block::{Epoch, Position};
 use std::collections::BTreeMap;
 
-/// The batches that a member gets next; the caller adds their bytes.
+/// What a member gets next; the caller adds the bytes of the batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Sending {
-    /// Position of the batch before the first one.
-    pub previous: Position,
-    /// Sequence of the last batch; that of `previous` if there is none.
-    pub last: u64,
-    /// See [`Request::Append`].
-    pub proven_at: Option<(u64, Position)>,
+pub enum Sending {
+    /// Batches, or none.
+    Append {
+        /// Position of the batch before the first one.
+        previous: Position,
+        /// Sequence of the last batch; that of `previous` if there is none.
+        last: u64,
+        /// See [`Request::Append`].
+        proven_at: Option<(u64, Position)>,
+    },
+    /// The member lacks batches that the owner's log has released.
+    Reset {
+        /// See [`Request::Reset`].
+        before: Position,
+    },
 }
 
 impl Sending {
+    /// Whether it has batches.
+    #[must_use]
+    pub fn has_batches(&self) -> bool {
+        matches!(self, Sending::Append { previous, last, .. } if *last > previous.sequence)
+    }
+
     /// Makes the request of it. `configuration` is the number that the owner announces:
-    /// [`Owner::configuration`].
+    /// [`Owner::configuration`]. A reset has none of the others.
     #[must_use]
     pub fn request(
         self,
@@ -41,8 +55,18 @@ impl Sending {
         is_sync: bool,
         lease: Option<Lease>,
     ) -> Request {
-        let Sending { previous, proven_at, .. } = self;
-        Request::Append { epoch, previous, batches, proven_at, is_sync, lease, configuration }
+        match self {
+            Sending::Append { previous, proven_at, .. } => Request::Append {
+                epoch,
+                previous,
+                batches,
+                proven_at,
+                is_sync,
+                lease,
+                configuration,
+            },
+            Sending::Reset { before } => Request::Reset { epoch, before },
+        }
     }
 }
 
@@ -152,14 +176,20 @@ impl Owner {
     }
 
     /// What to send to a member next, with at most `count_max` batches; with none, it only extends the
-    /// lease and may be sent at any time. `None` if nothing can be sent: the member has to be reset,
-    /// because it lacks batches that the owner's log has released, or it has to answer first
+    /// lease and may be sent at any time. `None` if the member has to answer first
     /// ([`Progress::may_send`]). The caller bounds what is under way for a member
     /// ([`Progress::batches_under_way`]), and calls [`Owner::on_sent`].
     #[must_use]
     pub fn sending(&self, member: &MemberId, log: &LogIndex, count_max: u64) -> Option<Sending> {
         let progress = self.members.get(member).filter(|_| self.superseded_by.is_none())?;
-        let previous = log.at(progress.next.checked_sub(1)?)?;
+        let Some(previous) = log.at(progress.next.checked_sub(1)?) else {
+            let before = match self.seeded_bugs.reset_above_released {
+                true => log.tail(),
+                false => log.before(),
+            };
+            let is_possible = progress.may_send() && count_max > 0;
+            return is_possible.then_some(Sending::Reset { before });
+        };
         let last = log.tail().sequence.min(previous.sequence.saturating_add(count_max));
         if last > previous.sequence && !progress.may_send() {
             return None;
@@ -172,17 +202,21 @@ impl Owner {
             true => log.at(proven).map(|position| (progress.run, position)),
             false => None,
         };
-        Some(Sending { previous, last, proven_at })
+        Some(Sending::Append { previous, last, proven_at })
     }
 
     /// Notes that this was sent to a member, so that the next request goes on behind it.
     pub fn on_sent(&mut self, member: &MemberId, sending: &Sending) {
-        if let Some(progress) = self.members.get_mut(member) {
-            progress.on_sent(sending.last, sending.last > sending.previous.sequence);
-            if self.seeded_bugs.sent_is_written {
-                progress.written = progress.written.max(sending.last);
-                self.advance();
-            }
+        let Some(progress) = self.members.get_mut(member) else { return };
+        match *sending {
+            Sending::Append { last, .. } => progress.on_sent(last, sending.has_batches()),
+            Sending::Reset { .. } => progress.on_reset_sent(),
+        }
+        if let Sending::Append { last, .. } = sending
+            && self.seeded_bugs.sent_is_written
+        {
+            progress.written = progress.written.max(*last);
+            self.advance();
         }
     }
 
@@ -345,23 +379,29 @@ mod tests {
     use uuid::Uuid;
 
     #[test]
-    fn member_without_the_released_batches_has_to_be_reset() {
+    fn member_without_the_released_batches_is_reset() {
         let position = |sequence| Position { epoch: Epoch(2), sequence };
         let mut log = LogIndex::new(position(10));
         (11..=13).for_each(|sequence| log.push(position(sequence)));
         let [me, member] = [1, 2].map(Uuid::from_u128);
         let configuration = Configuration { number: 1, members: [me, member].into(), quorum: 2 };
         let mut owner = Owner::new(me, Epoch(2), configuration, 11);
-        let lacking = |sequence, may_match, start| Answer::Lacking {
-            epoch: Epoch(2),
-            run: 1,
-            sequence,
-            may_match,
-            start,
-        };
-        assert_eq!(owner.sending(&member, &log, 9).map(|next| next.previous), Some(position(10)));
-        let earlier = Position { epoch: Epoch(1), sequence: 4 };
-        owner.on_answer(&member, &lacking(10, earlier, 1), &log);
-        assert_eq!(owner.sending(&member, &log, 9), None);
+        let append = Sending::Append { previous: position(10), last: 13, proven_at: None };
+        assert_eq!(owner.sending(&member, &log, 9), Some(append));
+        owner.on_sent(&member, &append);
+        let may_match = Position { epoch: Epoch(1), sequence: 4 };
+        let (epoch, run) = (Epoch(2), 1);
+        let lacking = Answer::Lacking { epoch, run, sequence: 10, may_match, start: 1 };
+        owner.on_answer(&member, &lacking, &log);
+        let reset = Sending::Reset { before: position(10) };
+        assert_eq!(owner.sending(&member, &log, 9), Some(reset));
+        assert_eq!(owner.sending(&member, &log, 0), None, "there is no lease without a log");
+        owner.on_sent(&member, &reset);
+        assert_eq!(owner.sending(&member, &log, 9), None, "it has to answer first");
+        log.release(12);
+        let answer = Answer::Appended { epoch, run: 2, written: 10, synced: 10, lease: None };
+        owner.on_answer(&member, &answer, &log);
+        let again = Sending::Reset { before: position(12) };
+        assert_eq!(owner.sending(&member, &log, 9), Some(again), "the log has moved on");
     }
 }

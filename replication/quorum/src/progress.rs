@@ -66,6 +66,11 @@ impl Progress {
         }
     }
 
+    /// Notes that a reset was sent.
+    pub(crate) fn on_reset_sent(&mut self) {
+        self.flow = Flow::Waiting;
+    }
+
     /// Goes back to behind what was answered: what was sent since may be lost.
     pub(crate) fn on_disconnected(&mut self) {
         self.next = self.unanswered;

@@ -25,6 +25,18 @@ block::seeded_bugs! {
     lease_forgotten: "lease-forgotten",
     /// A member accepts a longer lease without storing its length.
     lease_not_stored: "lease-not-stored",
+    /// A member drops its log for a reset that arrives late.
+    late_reset_obeyed: "late-reset-obeyed",
+    /// An owner resets a member to its newest batch, which is not in the store.
+    reset_above_released: "reset-above-released",
+    /// A member that starts counts a damaged batch as one that it has.
+    damage_skipped: "damage-skipped",
+    /// A member says that it lacks nothing although a part of its log was damaged.
+    damage_unseen: "damage-unseen",
+    /// A member goes alone although a quorum without it may have acknowledged batches.
+    alone_below_all: "alone-below-all",
+    /// A member goes alone although its log may lack something.
+    alone_unproven: "alone-unproven",
     /// An owner counts a batch for a member once it has sent it.
     sent_is_written: "sent-is-written",
 }

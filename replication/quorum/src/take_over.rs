@@ -4,6 +4,7 @@
 //! - It decides only once a recovery quorum keeps its promise.
 //! - A log that may lack something is evidence of what it has, not of what it lacks.
 
+use crate::batch::Batch;
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, Proof, Request};
 use crate::quorum::{Configuration, MemberId};
@@ -38,6 +39,7 @@ pub enum Decision {
 /// A node that has won an epoch and is not the owner yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Candidate {
+    me: MemberId,
     epoch: Epoch,
     configuration: Configuration,
     promises: BTreeMap<MemberId, Promised>,
@@ -48,18 +50,21 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Makes the candidate of an epoch, with the configuration of the link that it replaced.
+    /// Makes the candidate of an epoch on the node of the member `me`, with the configuration of its
+    /// link.
     #[must_use]
-    pub fn new(epoch: Epoch, configuration: Configuration) -> Candidate {
-        Candidate::new_with(epoch, configuration, seeded_bugs())
+    pub fn new(me: MemberId, epoch: Epoch, configuration: Configuration) -> Candidate {
+        Candidate::new_with(me, epoch, configuration, seeded_bugs())
     }
 
     pub(crate) fn new_with(
+        me: MemberId,
         epoch: Epoch,
         configuration: Configuration,
         seeded_bugs: SeededBugs,
     ) -> Candidate {
         Candidate {
+            me,
             epoch,
             configuration,
             promises: BTreeMap::new(),
@@ -103,8 +108,39 @@ impl Candidate {
             self.promises.insert(from, Promised { run, tail, proof });
         }
         if let Answer::Batches { run, .. } = answer {
-            // Its next promise says what it has now.
-            self.promises.retain(|member, known| *member != from || known.run >= *run);
+            // Its next promise says what it has now. So does that of the own member, whose log may have
+            // grown above every tail that is left.
+            let is_later = self.promises.get(&from).is_some_and(|known| known.run < *run);
+            if is_later {
+                self.promises.retain(|member, _| *member != from && *member != self.me);
+            }
+        }
+    }
+
+    /// The request to the node's own member, whose log is `own`, that stores batches of
+    /// [`Answer::Batches`]. If the log that is read begins behind a batch that `own` lacks, `own` begins
+    /// there, too: everything before is in the store.
+    #[must_use]
+    pub fn store(
+        &self,
+        start: u64,
+        previous: Position,
+        batches: Vec<Batch>,
+        own: &LogIndex,
+    ) -> Request {
+        let epoch = self.epoch;
+        let is_released = previous.sequence.checked_add(1) == Some(start);
+        if is_released && !own.has(previous) && previous.sequence >= own.start() {
+            return Request::Reset { epoch, before: previous };
+        }
+        Request::Append {
+            epoch,
+            previous,
+            batches,
+            proven_at: None,
+            is_sync: false,
+            lease: None,
+            configuration: self.configuration.number,
         }
     }
 
@@ -166,5 +202,67 @@ impl Candidate {
             true => Decision::Continue(best.tail, *member),
             false => Decision::LossPossible(best.tail, *member),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uuid::Uuid;
+
+    fn position(epoch: u64, sequence: u64) -> Position {
+        Position { epoch: Epoch(epoch), sequence }
+    }
+
+    fn candidate() -> (Candidate, [MemberId; 3]) {
+        let ids = [1, 2, 3].map(Uuid::from_u128);
+        let configuration = Configuration { number: 4, members: ids.into(), quorum: 2 };
+        (Candidate::new(ids[0], Epoch(3), configuration), ids)
+    }
+
+    fn promised(run: u64, tail: Position, proof: Proof) -> Answer {
+        Answer::Promised { epoch: Epoch(3), run, tail, proof }
+    }
+
+    #[test]
+    fn own_log_begins_where_the_log_that_is_read_begins() {
+        let (candidate, _) = candidate();
+        let mut own = LogIndex::new(Position::START);
+        (1..=9).for_each(|sequence| own.push(position(1, sequence)));
+        let is_reset = |start, previous, own: &LogIndex| {
+            let request = candidate.store(start, previous, Vec::new(), own);
+            matches!(request, Request::Reset { before, .. } if before == previous)
+        };
+        assert!(is_reset(21, position(2, 20), &own), "the batches up to 20 were released");
+        assert!(is_reset(9, position(2, 8), &own), "the logs differ where the other one begins");
+        assert!(!is_reset(5, position(1, 4), &own), "the own log has that batch");
+        assert!(!is_reset(15, position(2, 20), &own), "the other log has it, and may lose it");
+        own.release(9);
+        assert!(!is_reset(5, position(1, 4), &own), "the own log begins behind it");
+    }
+
+    #[test]
+    fn later_run_of_a_member_takes_back_its_promise_and_the_own_one() {
+        let (mut candidate, [me, other, third]) = candidate();
+        candidate.on_answer(me, &promised(1, position(1, 5), Proof::All));
+        candidate.on_answer(third, &promised(1, position(1, 4), Proof::All));
+        candidate.on_answer(other, &promised(1, position(2, 9), Proof::All));
+        assert_eq!(candidate.decide(), Decision::Continue(position(2, 9), other));
+        let batches = |run| Answer::Batches {
+            epoch: Epoch(3),
+            run,
+            start: 1,
+            previous: position(1, 5),
+            batches: Vec::new(),
+        };
+        candidate.on_answer(other, &batches(1));
+        assert!(candidate.has_promise(&other));
+        candidate.on_answer(other, &batches(2));
+        assert!(!candidate.has_promise(&other) && !candidate.has_promise(&me));
+        assert_eq!(candidate.decide(), Decision::Wait);
+        // A part of the damaged log was copied before: the own log is the longest one.
+        candidate.on_answer(me, &promised(1, position(2, 8), Proof::All));
+        candidate.on_answer(other, &promised(2, position(2, 7), Proof::Nothing));
+        assert_eq!(candidate.decide(), Decision::Continue(position(2, 8), me));
     }
 }

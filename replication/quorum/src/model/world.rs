@@ -1,14 +1,20 @@
-//! Three machines, a network and the manifest chain. Every action is one step of one machine.
+//! A few machines, a network and the manifest chain. Every action is one step of one machine.
 //!
 //! Invariants:
 //! - Machines know only what a real node knows: their document, their log, and messages.
 //! - A record of every acknowledgement is kept apart, and each step compares the machines with it.
 
+mod actions;
+mod check;
+mod delivery;
+mod disk;
+
+use self::disk::{Damage, Disk};
 use crate::batch::Batch;
-use crate::follower::{Document, Effect, Follower, Found};
+use crate::follower::{Document, Follower};
 use crate::log_index::LogIndex;
 use crate::messages::{Answer, Lease, Proof, Request};
-use crate::owner::Owner;
+use crate::owner::{Owner, Sending};
 use crate::quorum::{Configuration, MemberId};
 use crate::seeded_bugs::SeededBugs;
 use crate::take_over::{Candidate, Decision};
@@ -20,6 +26,9 @@ use uuid::Uuid;
 /// What may happen in a world, and how often.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
+    /// Number of members, which is that of machines.
+    pub(super) members: u8,
+    pub(super) quorum: usize,
     pub(super) take_overs: u8,
     pub(super) writes: u8,
     pub(super) crashes: u8,
@@ -39,10 +48,18 @@ pub(super) struct Bounds {
     pub(super) batches: u64,
     /// An operator opens the pool although acknowledged writes may be gone.
     pub(super) is_forced: bool,
+    /// Batches are destaged and released from the owner's log.
+    pub(super) trims: u8,
+    /// Batches whose bytes turn bad.
+    pub(super) damages: u8,
+    /// A member that may takes over alone.
+    pub(super) is_alone: bool,
 }
 
 impl Bounds {
     pub(super) const NONE: Bounds = Bounds {
+        members: 3,
+        quorum: 2,
         take_overs: 0,
         writes: 2,
         crashes: 0,
@@ -57,6 +74,9 @@ impl Bounds {
         is_lease_growing: false,
         batches: 2,
         is_forced: false,
+        trims: 0,
+        damages: 0,
+        is_alone: false,
     };
 }
 
@@ -69,6 +89,8 @@ pub(super) enum Fate {
     Late,
     /// The process of the member is killed after so many effects.
     Interrupted(usize),
+    /// The process of the sender is killed after so many effects of the answer on its own member.
+    SenderKilled(usize),
 }
 
 /// One step.
@@ -82,10 +104,18 @@ pub(super) enum Action {
     Repeat(Envelope),
     Write(usize),
     Crash(usize),
-    Reboot(usize),
+    /// A loss of power, and what is left of the log.
+    Reboot(usize, Option<usize>),
     Wipe(usize),
+    /// The bytes of a batch turn bad.
+    Damage(usize, u64),
     Start(usize),
     TakeOver(usize),
+    GoAlone(usize),
+    /// The owner destages what is acknowledged, and releases it.
+    Trim(usize),
+    /// A member releases what is destaged.
+    Release(usize),
     Open(usize),
     AddLearner(usize),
     BeginChange(usize, usize),
@@ -125,10 +155,7 @@ struct Node {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Machine {
     id: MemberId,
-    stored: Document,
-    log: Vec<Batch>,
-    /// Batches on stable storage.
-    synced: usize,
+    disk: Disk,
     boot: Uuid,
     node: Option<Node>,
 }
@@ -157,6 +184,8 @@ struct Used {
     losses: u8,
     repeats: u8,
     changes: u8,
+    trims: u8,
+    damages: u8,
     identities: u8,
     boots: u8,
 }
@@ -170,6 +199,7 @@ pub(super) struct World {
     used: Used,
     acknowledged: BTreeSet<Position>,
     flushed: BTreeSet<Position>,
+    destaged: BTreeSet<Position>,
     /// Logs with which an operator forced an epoch to open: the loss of older batches that they lack
     /// is recorded.
     forced: Vec<(Epoch, LogIndex)>,
@@ -178,8 +208,8 @@ pub(super) struct World {
     pub(super) wrong: Option<&'static str>,
 }
 
-fn index(log: &[Batch]) -> LogIndex {
-    let mut index = LogIndex::new(Position::START);
+fn index(before: Position, log: &[Batch]) -> LogIndex {
+    let mut index = LogIndex::new(before);
     log.iter().for_each(|batch| index.push(batch.position));
     index
 }
@@ -189,19 +219,18 @@ const FRESH: Document =
     Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0, lease: 0 };
 
 impl World {
-    /// Three members with empty logs, of which the first has won the first epoch.
+    /// Members with empty logs, of which the first has won the first epoch and opened.
     pub(super) fn new(bounds: &Bounds, seeded_bugs: SeededBugs) -> World {
-        let ids: Vec<MemberId> = (1..=3).map(Uuid::from_u128).collect();
+        let ids: Vec<MemberId> =
+            (1..=bounds.members).map(|id| Uuid::from_u128(id.into())).collect();
         let machines = ids.iter().map(|id| Machine {
             id: *id,
-            stored: FRESH,
-            log: Vec::new(),
-            synced: 0,
+            disk: Disk::new(FRESH),
             boot: BOOT,
             node: None,
         });
-        let configuration =
-            Configuration { number: 1, members: ids.iter().copied().collect(), quorum: 2 };
+        let members = ids.iter().copied().collect();
+        let configuration = Configuration { number: 1, members, quorum: bounds.quorum };
         let mut world = World {
             machines: machines.collect(),
             network: BTreeSet::new(),
@@ -210,17 +239,18 @@ impl World {
             used: Used::default(),
             acknowledged: BTreeSet::new(),
             flushed: BTreeSet::new(),
+            destaged: BTreeSet::new(),
             forced: Vec::new(),
             opened: BTreeSet::new(),
             wrong: None,
         };
-        for machine in 0..3 {
-            world.start(seeded_bugs, machine);
-        }
+        let count = ids.len();
+        (0..count).for_each(|machine| world.start(seeded_bugs, machine));
         world.take_over(seeded_bugs, 0);
         for _ in 0..4 {
-            (0..3)
-                .for_each(|to| world.act(bounds, seeded_bugs, Action::Send(0, to, Fate::Answered)));
+            for to in 0..count {
+                world.act(bounds, seeded_bugs, Action::Send(0, to, Fate::Answered));
+            }
             world.act(bounds, seeded_bugs, Action::Open(0));
         }
         assert!(world.opened.contains(&Epoch(1)), "the first owner opens");
@@ -236,87 +266,18 @@ impl World {
         self.opened.iter().any(|epoch| epoch.0 > 1)
     }
 
-    // --- possible actions ---
-
-    pub(super) fn actions(&self, bounds: &Bounds, actions: &mut Vec<Action>) {
-        for envelope in &self.network {
-            actions.push(Action::Deliver(envelope.clone()));
-            if self.used.repeats < bounds.repeats {
-                actions.push(Action::Repeat(envelope.clone()));
-            }
-        }
-        if self.now < u64::from(bounds.ticks) {
-            actions.push(Action::Tick);
-        }
-        for (at, machine) in self.machines.iter().enumerate() {
-            let Some(node) = &machine.node else {
-                actions.push(Action::Start(at));
-                if self.used.wipes < bounds.wipes {
-                    actions.push(Action::Wipe(at));
-                }
-                continue;
-            };
-            if self.used.crashes < bounds.crashes {
-                actions.push(Action::Crash(at));
-            }
-            if self.used.reboots < bounds.reboots {
-                actions.push(Action::Reboot(at));
-            }
-            if self.used.take_overs < bounds.take_overs && self.is_member(at) {
-                actions.push(Action::TakeOver(at));
-            }
-            self.actions_of(bounds, at, node, actions);
-        }
-    }
-
-    fn actions_of(&self, bounds: &Bounds, at: usize, node: &Node, actions: &mut Vec<Action>) {
-        for to in 0..self.machines.len() {
-            if self.next_request(bounds, at, to).is_none() {
-                continue;
-            }
-            let mut fates = vec![Fate::Answered];
-            if to != at {
-                if self.used.losses < bounds.losses {
-                    fates.push(Fate::AnswerLost);
-                }
-                if self.used.delays < bounds.delays {
-                    fates.extend([Fate::AnswerLate, Fate::Late]);
-                }
-                if self.used.crashes < bounds.crashes {
-                    fates.extend((1..=2).map(Fate::Interrupted));
-                }
-            }
-            actions.extend(fates.into_iter().map(|fate| Action::Send(at, to, fate)));
-        }
-        match &node.role {
-            Role::Candidate(candidate) => {
-                if self.tail_to_open(bounds, candidate, &node.follower).is_some() {
-                    actions.push(Action::Open(at));
-                }
-            }
-            Role::Owner(owner) if owner.superseded_by().is_none() => {
-                if owner.is_open() && self.used.writes < bounds.writes {
-                    actions.push(Action::Write(at));
-                }
-                if self.used.changes < bounds.changes && owner.is_open() {
-                    let others = (0..self.machines.len()).filter(|to| *to != at);
-                    actions.extend(others.clone().map(|to| Action::BeginChange(at, to)));
-                }
-                let ids = self.machines.iter().map(|machine| &machine.id);
-                if owner.is_open() && ids.clone().any(|id| owner.progress(id).is_none()) {
-                    actions.push(Action::AddLearner(at));
-                }
-                if owner.change_to_record().is_some() {
-                    actions.extend([true, false].map(|learns| Action::Record(at, learns)));
-                }
-            }
-            Role::Owner(_) | Role::Idle => {}
-        }
-    }
-
     fn is_member(&self, at: usize) -> bool {
         let newest = self.chain.last().expect("never empty");
         newest.configuration.members.contains(&self.machines[at].id)
+    }
+
+    fn may_go_alone(&self, at: usize, node: &Node) -> bool {
+        let newest = &self.chain.last().expect("never empty").configuration;
+        newest.members.len() > 1 && node.follower.may_go_alone(&self.machines[at].id, newest)
+    }
+
+    fn newest_destaged(&self) -> Option<Position> {
+        self.destaged.iter().copied().max_by_key(|position| position.sequence)
     }
 
     /// The tail behind which a candidate may open, if it has it.
@@ -373,9 +334,12 @@ impl World {
                     return None;
                 }
                 let sending = owner.sending(&target, log, bounds.batches)?;
-                let from = usize::try_from(sending.previous.sequence).expect("small");
-                let end = usize::try_from(sending.last).expect("small");
-                let batches = machine.log.get(from..end)?.to_vec();
+                let batches = match sending {
+                    Sending::Append { previous, last, .. } => {
+                        machine.disk.read(previous.sequence, last)?.to_vec()
+                    }
+                    Sending::Reset { .. } => Vec::new(),
+                };
                 let growth = u64::from(self.used.writes) * u64::from(bounds.is_lease_growing);
                 let lease = Lease { sent: self.now, length: bounds.lease + growth };
                 let lease = (bounds.lease > 0 && at != to).then_some(lease);
@@ -409,11 +373,11 @@ impl World {
                 self.used.crashes += 1;
                 self.stop(at);
             }
-            Action::Reboot(at) => {
+            Action::Reboot(at, kept) => {
                 self.used.reboots += 1;
                 self.stop(at);
                 let machine = &mut self.machines[at];
-                machine.log.truncate(machine.synced);
+                machine.disk.lose_power(kept);
                 self.used.boots += 1;
                 machine.boot = Uuid::from_u128(100 + u128::from(self.used.boots));
             }
@@ -422,9 +386,15 @@ impl World {
                 self.used.identities += 1;
                 let machine = &mut self.machines[at];
                 machine.id = Uuid::from_u128(10 + u128::from(self.used.identities));
-                (machine.stored, machine.synced, machine.boot) = (FRESH, 0, BOOT);
-                machine.log.clear();
+                (machine.disk, machine.boot) = (Disk::new(FRESH), BOOT);
             }
+            Action::Damage(at, sequence) => {
+                self.used.damages += 1;
+                self.machines[at].disk.damage = Some(Damage { sequence, is_old: false });
+            }
+            Action::GoAlone(at) => self.go_alone(seeded_bugs, at),
+            Action::Trim(at) => self.trim(at),
+            Action::Release(at) => self.release(at),
             Action::Start(at) => self.start(seeded_bugs, at),
             Action::TakeOver(at) => self.take_over(seeded_bugs, at),
             Action::Open(at) => self.open(bounds, seeded_bugs, at),
@@ -436,92 +406,72 @@ impl World {
         self.check(bounds);
     }
 
-    fn send(&mut self, bounds: &Bounds, at: usize, to: usize, fate: Fate) {
-        let Some(request) = self.next_request(bounds, at, to) else { return };
-        if let Some(node) = &mut self.machines[at].node
-            && let (Role::Candidate(candidate), Request::Read { .. }) = (&mut node.role, &request)
-            && let Decision::Continue(tail, _) | Decision::LossPossible(tail, _) =
-                candidate.decide()
-        {
-            let _ = candidate.read(tail, node.follower.log());
-        }
-        self.note_sent(bounds, at, to);
-        let envelope = self.envelope(at, to, Message::Request(request));
-        let earlier = self.network.clone();
-        match fate {
-            Fate::Late => {
-                self.used.delays += 1;
-                self.network.insert(envelope);
-                return;
-            }
-            Fate::Interrupted(steps) => {
-                self.used.crashes += 1;
-                self.deliver(envelope, steps);
-                self.stop(to);
-            }
-            Fate::Answered | Fate::AnswerLost | Fate::AnswerLate => {
-                self.deliver(envelope, usize::MAX);
-            }
-        }
-        if fate == Fate::AnswerLate {
-            self.used.delays += 1;
-            return;
-        }
-        self.used.losses += u8::from(fate == Fate::AnswerLost);
-        let answers: Vec<Envelope> = self.network.difference(&earlier).cloned().collect();
-        self.network = earlier;
-        if fate == Fate::AnswerLost || answers.is_empty() && at != to {
-            self.disconnect(at, self.machines[to].id);
-        }
-        if fate != Fate::AnswerLost {
-            answers.into_iter().for_each(|answer| self.deliver(answer, usize::MAX));
-        }
-    }
-
-    /// Tells an owner what it has sent.
-    fn note_sent(&mut self, bounds: &Bounds, at: usize, to: usize) {
-        let target = self.machines[to].id;
-        if let Some(Node { follower, role: Role::Owner(owner) }) = &mut self.machines[at].node
-            && let Some(sending) = owner.sending(&target, follower.log(), bounds.batches)
-        {
-            owner.on_sent(&target, &sending);
-        }
-    }
-
-    fn disconnect(&mut self, at: usize, target: MemberId) {
-        if let Some(Node { role: Role::Owner(owner), .. }) = &mut self.machines[at].node {
-            owner.on_disconnected(&target);
-        }
-    }
-
-    /// Ends the process of a machine, and all its connections.
-    fn stop(&mut self, at: usize) {
-        self.machines[at].node = None;
-        let id = self.machines[at].id;
-        (0..self.machines.len()).for_each(|other| self.disconnect(other, id));
-    }
-
     fn start(&mut self, seeded_bugs: SeededBugs, at: usize) {
         let machine = &mut self.machines[at];
-        let (document, boot) = (machine.stored, machine.boot);
-        let found = Found { document, log: index(&machine.log), is_end_damaged: false, boot };
+        let found = machine.disk.start(machine.boot);
         let (follower, effects) = Follower::start_with(found, self.now, seeded_bugs);
         machine.node = Some(Node { follower, role: Role::Idle });
         effects.into_iter().for_each(|effect| self.perform(at, at, effect));
     }
 
     fn take_over(&mut self, seeded_bugs: SeededBugs, at: usize) {
+        let newest = self.chain.last().expect("never empty").configuration.clone();
+        self.take_over_with(seeded_bugs, at, newest);
+    }
+
+    /// Creates a link whose configuration contains only this member, and takes over with it.
+    fn go_alone(&mut self, seeded_bugs: SeededBugs, at: usize) {
+        self.check_alone(at);
+        let members = [self.machines[at].id].into();
+        self.take_over_with(seeded_bugs, at, Configuration { number: 0, members, quorum: 1 });
+    }
+
+    fn take_over_with(&mut self, seeded_bugs: SeededBugs, at: usize, next: Configuration) {
         self.used.take_overs += 1;
-        let newest = self.chain.last().expect("never empty").clone();
+        let newest = self.chain.last().expect("never empty");
         let epoch = Epoch(newest.epoch.0 + 1);
-        let number = newest.configuration.number + 1;
-        let configuration = Configuration { number, ..newest.configuration };
+        let configuration = Configuration { number: newest.configuration.number + 1, ..next };
         self.chain.push(Link { epoch, configuration: configuration.clone() });
-        let candidate = Candidate::new_with(epoch, configuration, seeded_bugs);
-        if let Some(node) = &mut self.machines[at].node {
+        let machine = &mut self.machines[at];
+        let candidate = Candidate::new_with(machine.id, epoch, configuration, seeded_bugs);
+        if let Some(node) = &mut machine.node {
             node.role = Role::Candidate(candidate);
         }
-        self.own_request(at, Request::Promise { epoch });
+        self.own_request(at, Request::Promise { epoch }, usize::MAX);
+    }
+
+    fn trim(&mut self, at: usize) {
+        self.used.trims += 1;
+        let Some(Node { follower, role: Role::Owner(owner) }) = &self.machines[at].node else {
+            return;
+        };
+        let (log, acknowledged) = (follower.log(), owner.acknowledged());
+        self.destaged.extend((log.start()..=acknowledged).filter_map(|one| log.at(one)));
+        let before = log.at(acknowledged).expect("an owner has what it acknowledged");
+        self.release_to(at, before);
+    }
+
+    fn release(&mut self, at: usize) {
+        let newest = self.newest_destaged().expect("something is destaged");
+        self.release_to(at, newest);
+    }
+
+    fn release_to(&mut self, at: usize, before: Position) {
+        let Machine { node, disk, .. } = &mut self.machines[at];
+        disk.release(before);
+        if let Some(node) = node {
+            node.follower.on_released(before.sequence);
+        }
+    }
+
+    /// A machine reads a damaged batch of its own log. If it is the owner, it ends.
+    fn notice_damage(&mut self, at: usize, sequence: u64) {
+        let Some(node) = &mut self.machines[at].node else { return };
+        if let Role::Owner(_) = node.role {
+            node.role = Role::Idle;
+        }
+        let effects = node.follower.on_damage(sequence);
+        effects.into_iter().for_each(|effect| self.perform(at, at, effect));
     }
 
     fn open(&mut self, bounds: &Bounds, seeded_bugs: SeededBugs, at: usize) {
@@ -584,13 +534,13 @@ impl World {
             lease: None,
             configuration: 0,
         };
-        self.own_request(at, request);
+        self.own_request(at, request, usize::MAX);
     }
 
-    /// Hands a request to the member on the same node.
-    fn own_request(&mut self, at: usize, request: Request) {
+    /// Hands a request to the member on the same node, which is killed after so many effects.
+    fn own_request(&mut self, at: usize, request: Request, steps: usize) {
         let envelope = self.envelope(at, at, Message::Request(request));
-        self.deliver(envelope, usize::MAX);
+        self.deliver(envelope, steps);
     }
 
     fn add_learner(&mut self, at: usize) {
@@ -637,151 +587,5 @@ impl World {
             // Another node has the next number: it owns the pool.
             self.machines[at].node.as_mut().expect("just seen").role = Role::Idle;
         }
-    }
-
-    fn deliver(&mut self, envelope: Envelope, steps: usize) {
-        let Envelope { from, from_id, to, to_id, message } = envelope;
-        let now = self.now;
-        let is_known = self.machines[to].id == to_id;
-        let Some(node) = self.machines[to].node.as_mut().filter(|_| is_known) else { return };
-        match message {
-            Message::Request(request) => {
-                let effects = node.follower.on_request(now, request);
-                if let Role::Owner(owner) = &mut node.role {
-                    owner.on_own_promise(node.follower.document().promised);
-                }
-                for effect in effects.into_iter().take(steps) {
-                    self.perform(to, from, effect);
-                }
-            }
-            Message::Answer(answer) => self.take_answer(to, from_id, answer),
-        }
-    }
-
-    fn perform(&mut self, at: usize, from: usize, effect: Effect) {
-        let machine = &mut self.machines[at];
-        match effect {
-            Effect::Store(document) => machine.stored = document,
-            Effect::Cut(sequence) => {
-                let end = usize::try_from(sequence).expect("small");
-                machine.log.truncate(end);
-                machine.synced = machine.synced.min(end);
-            }
-            Effect::Write(batches) => machine.log.extend(batches),
-            Effect::Sync => machine.synced = machine.log.len(),
-            Effect::Answer(answer) => self.reply(at, from, answer),
-            Effect::Send { epoch, run, previous } => {
-                let first = usize::try_from(previous.sequence).expect("small");
-                let batches = machine.log.get(first..).unwrap_or_default().to_vec();
-                self.reply(at, from, Answer::Batches { epoch, run, previous, batches });
-            }
-        }
-    }
-
-    fn reply(&mut self, at: usize, to: usize, answer: Answer) {
-        if at == to {
-            let id = self.machines[at].id;
-            self.take_answer(at, id, answer);
-        } else {
-            let envelope = self.envelope(at, to, Message::Answer(answer));
-            self.network.insert(envelope);
-        }
-    }
-
-    fn take_answer(&mut self, at: usize, from: MemberId, answer: Answer) {
-        let is_own = self.machines[at].id == from;
-        let Some(node) = &mut self.machines[at].node else { return };
-        match &mut node.role {
-            Role::Idle => {}
-            Role::Owner(owner) => {
-                owner.on_answer(&from, &answer, node.follower.log());
-            }
-            Role::Candidate(candidate) => {
-                candidate.on_answer(from, &answer);
-                if is_own {
-                    candidate.on_own_answer(&answer, node.follower.log());
-                }
-                let epoch = candidate.epoch();
-                if let Answer::Batches { epoch: of, previous, batches, .. } = answer
-                    && of == epoch
-                    && candidate.superseded_by().is_none()
-                {
-                    self.own_request(
-                        at,
-                        Request::Append {
-                            epoch,
-                            previous,
-                            batches,
-                            proven_at: None,
-                            is_sync: false,
-                            lease: None,
-                            configuration: 0,
-                        },
-                    );
-                }
-            }
-        }
-    }
-
-    // --- what must hold ---
-
-    /// Whether the loss of a batch was recorded by an operator.
-    fn is_forgiven(&self, position: &Position) -> bool {
-        self.forced.iter().any(|(epoch, log)| position.epoch < *epoch && !log.has(*position))
-    }
-
-    fn check(&mut self, bounds: &Bounds) {
-        let mut wrong = None;
-        for machine in &self.machines {
-            let Some(Node { follower, role: Role::Owner(owner) }) = &machine.node else { continue };
-            if owner.superseded_by().is_some() {
-                continue;
-            }
-            let (epoch, log) = (owner.epoch(), follower.log());
-            if owner.is_open() && self.opened.insert(epoch) {
-                if self.flushed.iter().any(|one| !log.has(*one)) {
-                    wrong = Some("a flushed write is lost");
-                } else if self
-                    .acknowledged
-                    .iter()
-                    .any(|one| !self.is_forgiven(one) && !log.has(*one))
-                {
-                    wrong = Some("an acknowledged write is lost");
-                }
-            }
-            for sequence in 1..=owner.acknowledged() {
-                self.acknowledged.extend(log.at(sequence));
-            }
-            for sequence in 1..=owner.committed() {
-                self.flushed.extend(log.at(sequence));
-            }
-        }
-        for machine in &self.machines {
-            let Some(Node { follower, role: Role::Owner(owner) }) = &machine.node else { continue };
-            let is_served = bounds.lease > 0
-                && owner.is_open()
-                && owner.lease_until().is_some_and(|until| self.now < until);
-            let is_stale = self.acknowledged.iter().any(|position| {
-                let is_shown =
-                    position.sequence <= owner.acknowledged() && follower.log().has(*position);
-                !is_shown && !self.is_forgiven(position)
-            });
-            let is_lost = self.opened.last() == Some(&owner.epoch()) && is_stale;
-            if is_lost && owner.is_open() && owner.superseded_by().is_none() {
-                wrong = Some("an acknowledged write is lost");
-            }
-            if is_served && is_stale {
-                wrong = Some("a read is stale");
-            }
-        }
-        for (one, other) in [(0, 1), (0, 2), (1, 2)] {
-            let (one, other) = (&self.machines[one].log, &self.machines[other].log);
-            let mut pairs = one.iter().zip(other.iter());
-            let equal = pairs.rposition(|(a, b)| a.position == b.position).map_or(0, |at| at + 1);
-            if one[..equal] != other[..equal] {
-                wrong = Some("logs differ below an equal position");
-            }
-        }
-        self.wrong = self.wrong.or(wrong);
     }
 }

@@ -1,0 +1,187 @@
+//! The rules of a member, one at a time. The model explores their combinations.
+
+use super::*;
+use bytes::Bytes;
+
+const BOOT: Uuid = Uuid::from_u128(1);
+const FRESH: Document =
+    Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0, lease: 0 };
+
+fn found(document: Document, log: LogIndex) -> Found {
+    Found { document, log, damaged: None, boot: BOOT }
+}
+
+fn position(epoch: u64, sequence: u64) -> Position {
+    Position { epoch: Epoch(epoch), sequence }
+}
+
+fn append(epoch: u64, previous: Position, positions: &[Position]) -> Request {
+    let batch = |position: &Position| Batch { position: *position, bytes: Bytes::new() };
+    Request::Append {
+        epoch: Epoch(epoch),
+        previous,
+        batches: positions.iter().map(batch).collect(),
+        proven_at: None,
+        is_sync: true,
+        lease: None,
+        configuration: 1,
+    }
+}
+
+fn follower() -> Follower {
+    let log = LogIndex::new(Position::START);
+    let (mut follower, effects) = Follower::start(found(FRESH, log), 0);
+    assert_eq!(effects, [Effect::Sync, Effect::Store(Document { run: 1, ..FRESH })]);
+    let effects =
+        follower.on_request(0, append(2, Position::START, &[position(2, 1), position(2, 2)]));
+    assert_eq!(effects.len(), 4, "promise, write, sync, answer: {effects:?}");
+    follower
+}
+
+#[test]
+fn batches_that_do_not_follow_each_other_change_nothing() {
+    let first = follower();
+    let wrong = [
+        append(3, position(2, 2), &[position(3, 4)]),
+        append(3, position(2, 2), &[position(1, 3)]),
+        append(3, position(2, 2), &[position(4, 3)]),
+        append(3, position(2, 2), &[position(3, 3), position(2, 4)]),
+        append(3, position(2, u64::MAX), &[position(3, 0)]),
+    ];
+    for request in wrong {
+        let mut follower = first.clone();
+        assert_eq!(follower.on_request(0, request), Vec::new());
+        assert_eq!(follower, first);
+    }
+}
+
+#[test]
+fn replaced_suffix_lowers_the_synced_position_before_it_is_cut() {
+    let mut follower = follower();
+    let noted = follower.on_tick();
+    assert!(matches!(noted, Some(Effect::Store(Document { synced: 2, .. }))), "{noted:?}");
+    assert_eq!(follower.on_tick(), None);
+    let effects = follower.on_request(0, append(3, position(2, 1), &[position(3, 2)]));
+    let stored = |effect: &Effect| match effect {
+        Effect::Store(document) => Some(document.synced),
+        _ => None,
+    };
+    let cut = effects.iter().position(|effect| *effect == Effect::Cut(1)).unwrap();
+    assert_eq!(effects[..cut].iter().filter_map(stored).next_back(), Some(1));
+    assert_eq!(follower.log().tail(), position(3, 2));
+}
+
+#[test]
+fn damaged_log_proves_nothing_and_a_reboot_only_what_was_synced() {
+    let mut follower = follower();
+    let Some(Effect::Store(stored)) = follower.on_tick() else { panic!("it has synced") };
+    let mut log = LogIndex::new(Position::START);
+    log.push(position(2, 1));
+    let proof = |log: &LogIndex, boot: u128, damaged: Option<u64>| {
+        let boot = Uuid::from_u128(boot);
+        let found = Found { document: stored, log: log.clone(), damaged, boot };
+        Follower::start(found, 0).0.document().proof
+    };
+    assert_eq!(proof(&log, 1, None), Proof::Nothing, "it ends below what was synced");
+    assert_eq!(proof(&log, 2, None), Proof::Nothing);
+    log.push(position(2, 2));
+    assert_eq!(proof(&log, 1, None), Proof::All);
+    assert_eq!(proof(&log, 1, Some(3)), Proof::Nothing, "a whole batch was there");
+    assert_eq!(proof(&log, 2, Some(3)), Proof::Synced, "a torn write is no damage");
+    assert_eq!(proof(&log, 2, Some(2)), Proof::Nothing, "it was on stable storage");
+}
+
+#[test]
+fn damaged_batch_ends_the_log_and_the_run() {
+    let mut follower = follower();
+    let effects = follower.on_damage(2);
+    let stored = *follower.document();
+    assert_eq!((stored.proof, stored.run, stored.synced), (Proof::Nothing, 2, 0));
+    assert_eq!(effects, [Effect::Store(stored), Effect::Cut(1)]);
+    assert_eq!(follower.log().tail(), position(2, 1));
+    for beyond in [0, 2, u64::MAX] {
+        assert_eq!(follower.on_damage(beyond), Vec::new());
+    }
+    // A proof that was under way for the run before does not count.
+    let prove = |follower: &mut Follower, run| {
+        let Request::Append { epoch, previous, batches, is_sync, lease, configuration, .. } =
+            append(2, position(2, 1), &[position(2, 2)])
+        else {
+            panic!("it is an append");
+        };
+        let proven_at = Some((run, position(2, 2)));
+        let request =
+            Request::Append { epoch, previous, batches, proven_at, is_sync, lease, configuration };
+        follower.on_request(0, request);
+        follower.document().proof
+    };
+    assert_eq!(prove(&mut follower, 1), Proof::Nothing);
+    assert_eq!(prove(&mut follower, 2), Proof::All);
+}
+
+#[test]
+fn reset_drops_a_log_that_lacks_its_position_and_no_other() {
+    let first = follower();
+    let reset = |before| Request::Reset { epoch: Epoch(4), before };
+    for late in [Position::START, position(2, 1), position(2, 2)] {
+        let mut follower = first.clone();
+        let effects = follower.on_request(0, reset(late));
+        assert_eq!(effects.len(), 2, "promise and answer: {effects:?}");
+        assert_eq!((follower.log(), follower.document().run), (first.log(), 1));
+    }
+    for before in [position(3, 1), position(3, 2), position(2, 9)] {
+        let mut follower = first.clone();
+        let effects = follower.on_request(0, reset(before));
+        assert_eq!(follower.log(), &LogIndex::new(before));
+        let stored = *follower.document();
+        assert_eq!((stored.proof, stored.synced), (Proof::Nothing, before.sequence));
+        assert_eq!(effects[1..3], [Effect::Store(stored), Effect::Reset(before)]);
+        assert!(
+            matches!(effects[3], Effect::Answer(Answer::Appended { run: 2, written, .. })
+                if written == before.sequence),
+            "{effects:?}"
+        );
+    }
+    assert_eq!(first.clone().on_request(0, reset(position(5, 9))), Vec::new());
+}
+
+#[test]
+fn member_goes_alone_only_with_proof_and_where_every_batch_is_on_all() {
+    let [me, other, third] = [1, 2, 3].map(Uuid::from_u128);
+    let two = Configuration { number: 1, members: [me, other].into(), quorum: 2 };
+    let mut follower = follower();
+    assert!(follower.may_go_alone(&me, &two));
+    assert!(!follower.may_go_alone(&third, &two), "it is no member");
+    let three = Configuration { members: [me, other, third].into(), ..two.clone() };
+    assert!(!follower.may_go_alone(&me, &three), "the others may have acknowledged");
+    assert!(follower.may_go_alone(&me, &Configuration { quorum: 3, ..three }));
+    follower.on_damage(1);
+    assert!(!follower.may_go_alone(&me, &two));
+}
+
+#[test]
+fn promise_waits_for_the_longest_lease_also_after_a_start() {
+    let mut follower = follower();
+    let lease = |length| {
+        let request = append(2, position(2, 2), &[]);
+        let Request::Append { epoch, previous, batches, proven_at, is_sync, .. } = request else {
+            panic!("it is an append");
+        };
+        let lease = Some(Lease { sent: 7, length });
+        Request::Append { epoch, previous, batches, proven_at, is_sync, lease, configuration: 1 }
+    };
+    let effects = follower.on_request(1000, lease(300));
+    assert!(matches!(effects[0], Effect::Store(Document { lease: 300, .. })), "{effects:?}");
+    assert_eq!(follower.on_request(1000, lease(200)).len(), 2, "a shorter one is not stored");
+    assert_eq!(follower.on_request(1000, lease(LEASE_NS_MAX + 1)), Vec::new());
+    let promise = Request::Promise { epoch: Epoch(3) };
+    let is_answered = |effects: Vec<Effect>| {
+        effects.iter().any(|effect| matches!(effect, Effect::Answer(Answer::Promised { .. })))
+    };
+    assert!(!is_answered(follower.on_request(1302, promise.clone())), "the margin of clocks");
+    assert!(is_answered(follower.on_request(1303, promise.clone())));
+    let stored = *follower.document();
+    let (mut follower, _) = Follower::start(found(stored, follower.log().clone()), 5);
+    assert!(!is_answered(follower.on_request(307, promise.clone())));
+    assert!(is_answered(follower.on_request(308, promise)));
+}

@@ -1,0 +1,123 @@
+//! The disk of a machine: its log, its document, and which of them a loss of power takes.
+//!
+//! Invariants:
+//! - A loss of power keeps any prefix of the batches that were not synced, or brings back batches that
+//!   were synced and cut since.
+//! - A damaged batch stays damaged until it is cut.
+
+use super::index;
+use crate::batch::Batch;
+use crate::follower::{Document, Found};
+use crate::log_index::LogIndex;
+use block::Position;
+use uuid::Uuid;
+
+/// A batch whose bytes are not whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Damage {
+    pub(super) sequence: u64,
+    /// The member has started since.
+    pub(super) is_old: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Disk {
+    pub(super) document: Document,
+    pub(super) before: Position,
+    pub(super) log: Vec<Batch>,
+    /// Batches of `log` on stable storage.
+    pub(super) synced: usize,
+    /// Batches on stable storage behind these, which were cut.
+    cut: Vec<Batch>,
+    pub(super) damage: Option<Damage>,
+}
+
+impl Disk {
+    pub(super) fn new(document: Document) -> Disk {
+        let (log, cut) = (Vec::new(), Vec::new());
+        Disk { document, before: Position::START, log, synced: 0, cut, damage: None }
+    }
+
+    fn count(&self, sequence: u64) -> usize {
+        usize::try_from(sequence.saturating_sub(self.before.sequence)).expect("small")
+    }
+
+    /// Batches behind `previous`, up to the one with the sequence `last`.
+    pub(super) fn read(&self, previous: u64, last: u64) -> Option<&[Batch]> {
+        self.log.get(self.count(previous)..self.count(last))
+    }
+
+    /// All batches behind `previous`.
+    pub(super) fn read_all(&self, previous: u64) -> &[Batch] {
+        self.log.get(self.count(previous)..).unwrap_or_default()
+    }
+
+    /// The damaged batch, if it is one of these.
+    pub(super) fn damaged(&self, previous: u64, last: u64) -> Option<u64> {
+        let sequence = self.damage?.sequence;
+        (previous < sequence && sequence <= last).then_some(sequence)
+    }
+
+    pub(super) fn has(&self, position: Position) -> bool {
+        let at = self.count(position.sequence).checked_sub(1);
+        at.and_then(|at| self.log.get(at)).is_some_and(|batch| batch.position == position)
+    }
+
+    pub(super) fn index(&self) -> LogIndex {
+        index(self.before, &self.log)
+    }
+
+    pub(super) fn start(&mut self, boot: Uuid) -> Found {
+        let damaged = self.damage.as_mut().map(|damage| {
+            damage.is_old = true;
+            damage.sequence
+        });
+        Found { document: self.document, log: self.index(), damaged, boot }
+    }
+
+    pub(super) fn cut(&mut self, sequence: u64) {
+        let end = self.count(sequence).min(self.log.len());
+        if end < self.synced {
+            self.cut.splice(0..0, self.log[end..self.synced].iter().cloned());
+            self.synced = end;
+        }
+        self.log.truncate(end);
+        self.damage = self.damage.filter(|damage| damage.sequence <= sequence);
+    }
+
+    pub(super) fn reset(&mut self, before: Position) {
+        self.log.clear();
+        self.cut.clear();
+        (self.before, self.synced, self.damage) = (before, 0, None);
+    }
+
+    pub(super) fn release(&mut self, before: Position) {
+        let count = self.count(before.sequence);
+        self.log.drain(..count);
+        self.synced = self.synced.saturating_sub(count);
+        self.before = before;
+        self.damage = self.damage.filter(|damage| damage.sequence > before.sequence);
+    }
+
+    pub(super) fn sync(&mut self) {
+        self.synced = self.log.len();
+        self.cut.clear();
+    }
+
+    /// Lengths of the log that a loss of power may leave; `None` brings back batches that were cut.
+    pub(super) fn after_power_loss(&self) -> impl Iterator<Item = Option<usize>> {
+        let cut = (!self.cut.is_empty()).then_some(None);
+        (self.synced..=self.log.len()).map(Some).chain(cut)
+    }
+
+    pub(super) fn lose_power(&mut self, kept: Option<usize>) {
+        self.log.truncate(kept.unwrap_or(self.synced));
+        match kept {
+            Some(_) => self.cut.clear(),
+            None => self.log.append(&mut self.cut),
+        }
+        self.synced = self.log.len();
+        let tail = self.index().tail().sequence;
+        self.damage = self.damage.filter(|damage| damage.sequence <= tail);
+    }
+}
