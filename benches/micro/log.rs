@@ -17,8 +17,13 @@ const VOLUME: VolumeId = VolumeId(1);
 const EXTENT_COUNT: u64 = 16_384;
 
 fn open(dir: &Path, algorithm: Algorithm) -> Log {
-    let identity =
-        LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
+    let identity = LogIdentity {
+        pool: [1; 16],
+        epoch: Epoch(1),
+        boot_id: [1; 16],
+        served_epoch: Epoch(0),
+        configuration: 0,
+    };
     let options = LogOptions {
         ring_bytes: 256 << 20,
         file_bytes: 32 << 20,

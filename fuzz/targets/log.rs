@@ -39,13 +39,13 @@ fn padded(mut golden: Vec<u8>, len: usize) -> Vec<u8> {
 
 #[test]
 fn log_ring_file() {
-    let golden = padded(corpus::golden("replication/log/testdata/file-v1.hex"), 4096);
+    let golden = padded(corpus::golden("replication/log/testdata/file-v2.hex"), 4096);
     Target {
         name: "log_ring_file",
         inputs: vec![golden],
-        repair: &|input| put_checksum(input, 0..72, 72),
+        repair: &|input| put_checksum(input, 0..88, 88),
         // There is no cipher, and nothing behind the checksum.
-        decode: &|input| decode(LogPart::RingFile, input, &[10..12, COMPATIBLE, 72..4096]),
+        decode: &|input| decode(LogPart::RingFile, input, &[10..12, COMPATIBLE, 88..4096]),
         execution_count: 100_000,
         input_bytes_max: 8192,
         allocation: SMALL,
@@ -82,23 +82,23 @@ fn log_state() {
     .check();
 }
 
-const BATCH_HEADER_BYTES: usize = 192;
+const BATCH_HEADER_BYTES: usize = 256;
 const ROW_BYTES: usize = 32;
 /// Rows that are sealed. Chosen by hand: more than any input has.
 const ROW_COUNT_MAX: usize = 1024;
 
 /// Returns where the payload area of a batch begins.
 fn payloads_at(batch: &[u8]) -> Option<usize> {
-    let count = usize_at(batch, 128)?;
+    let count = usize_at(batch, 144)?;
     let table = if count == 0 { 0 } else { count.checked_mul(ROW_BYTES)? + TAG_BYTES };
     BATCH_HEADER_BYTES.checked_add(table)
 }
 
 /// Seals or opens the table and the payloads of a batch in place.
 pub fn turn_batch(direction: Direction, batch: &mut [u8], pool: &PoolKey) -> Option<()> {
-    let key = key_of(pool, batch.get(10), batch.get(144..160)?, "log batch");
-    let (count, first_lsn) = (usize_at(batch, 128)?, u64_at(batch, 104)?);
-    let head = batch.get(..160)?.to_vec();
+    let key = key_of(pool, batch.get(10), batch.get(184..200)?, "log batch");
+    let (count, first_lsn) = (usize_at(batch, 144)?, u64_at(batch, 112)?);
+    let head = batch.get(..232)?.to_vec();
     let table = BATCH_HEADER_BYTES..payloads_at(batch)?.saturating_sub(TAG_BYTES);
     if direction == Direction::Open && count > 0 {
         turn(direction, &key, u64::MAX, &head, batch, table.clone());
@@ -122,11 +122,11 @@ pub fn turn_batch(direction: Direction, batch: &mut [u8], pool: &PoolKey) -> Opt
 
 /// Seals a batch in clear. An even checksum, which is written over, asks for lengths that fit, too.
 pub fn repair_batch(batch: &mut Vec<u8>, pool: &PoolKey) -> Option<()> {
-    if u32_at(batch, 160)?.is_multiple_of(2) {
-        let used = payloads_at(batch)?.checked_add(usize_at(batch, 136)?)?;
+    if u32_at(batch, 232)?.is_multiple_of(2) {
+        let used = payloads_at(batch)?.checked_add(usize_at(batch, 152)?)?;
         let whole = used.next_multiple_of(4096);
         if whole <= 1 << 20 {
-            put(batch, 132, &u32::try_from(whole).expect("below 2^20").to_le_bytes());
+            put(batch, 148, &u32::try_from(whole).expect("below 2^20").to_le_bytes());
             batch.resize(whole.max(batch.len()), 0);
         }
     }
@@ -136,15 +136,13 @@ pub fn repair_batch(batch: &mut Vec<u8>, pool: &PoolKey) -> Option<()> {
 
 /// Puts the checksums of a batch and the tag of its header right, which needs no table in clear.
 pub fn seal_header(batch: &mut [u8], pool: &PoolKey) -> Option<()> {
-    put_checksum(batch, 0..160, 160);
-    if batch.get(8..10)? != [1, 0] {
-        let key = key_of(pool, batch.get(10), batch.get(144..160)?, "log batch");
-        let tag = key.seal(u64::MAX - 1, batch.get(..160)?, &mut []);
-        put(batch, 168, &tag);
-    }
-    let whole = batch.get(..usize_at(batch, 132)?)?;
-    let checksum = crc32c_parts(&[whole.get(..164)?, whole.get(168..)?]);
-    put(batch, 164, &checksum.to_le_bytes());
+    put_checksum(batch, 0..232, 232);
+    let key = key_of(pool, batch.get(10), batch.get(184..200)?, "log batch");
+    let tag = key.seal(u64::MAX - 1, batch.get(..232)?, &mut []);
+    put(batch, 240, &tag);
+    let whole = batch.get(..usize_at(batch, 148)?)?;
+    let checksum = crc32c_parts(&[whole.get(..236)?, whole.get(240..)?]);
+    put(batch, 236, &checksum.to_le_bytes());
     Some(())
 }
 
@@ -159,18 +157,15 @@ fn decode_batch(input: &[u8]) -> Outcome {
         assert!(reencode(LogPart::Batch, &encoded, &pool_key()).is_ok(), "it decodes again");
         return Outcome::Accepted;
     }
-    let used = payloads_at(input).zip(usize_at(input, 136)).map_or(0, |(at, bytes)| at + bytes);
-    // A batch without a tag has 24 bytes for nothing, as the padding is.
-    decode(LogPart::Batch, input, &[164..192, used..usize::MAX])
+    let used = payloads_at(input).zip(usize_at(input, 152)).map_or(0, |(at, bytes)| at + bytes);
+    decode(LogPart::Batch, input, &[236..240, used..usize::MAX])
 }
 
 #[test]
 fn log_batch() {
-    let names = ["v1-aes256gcm", "v1-chacha20poly1305", "v2-aes256gcm", "v2-chacha20poly1305"];
-    let mut inputs: Vec<Vec<u8>> = names
+    let mut inputs: Vec<Vec<u8>> = ["aes256gcm", "chacha20poly1305", "no-entries"]
         .into_iter()
-        .chain(["v2-no-entries"])
-        .map(|name| corpus::golden(&format!("replication/log/testdata/batch-{name}.hex")))
+        .map(|name| corpus::golden(&format!("replication/log/testdata/batch-v3-{name}.hex")))
         .map(|golden| padded(golden, 4096))
         .collect();
     for input in &mut inputs {
@@ -251,7 +246,7 @@ fn spill_file() {
 #[test]
 fn log_any_bytes() {
     let dir = "replication/log/testdata";
-    let names = ["file-v1", "made-v1", "state-v1", "batch-v2-aes256gcm", "spill-v1-aes256gcm"];
+    let names = ["file-v2", "made-v1", "state-v1", "batch-v3-aes256gcm", "spill-v1-aes256gcm"];
     let parts =
         [LogPart::RingFile, LogPart::FileCount, LogPart::State, LogPart::Batch, LogPart::SpillFile];
     Target {

@@ -29,8 +29,13 @@ fn options(algorithm: Algorithm) -> LogOptions {
 }
 
 fn open(dir: &Path, algorithm: Algorithm) -> block::Result<(Log, wal::Recovery)> {
-    let identity =
-        LogIdentity { pool: POOL, epoch: Epoch(9), boot_id: [7; 16], served_epoch: Epoch(0) };
+    let identity = LogIdentity {
+        pool: POOL,
+        epoch: Epoch(9),
+        boot_id: [7; 16],
+        served_epoch: Epoch(0),
+        configuration: 0,
+    };
     Log::open(dir, identity, pool_key(), options(algorithm), Lsn::NONE)
 }
 
@@ -69,19 +74,26 @@ fn contents(path: &Path) -> Vec<u8> {
 /// Puts the checksums of the file's header and of each batch, wherever it is, right, and lets each
 /// batch name the one before it.
 fn repair(input: &mut [u8]) {
-    put_checksum(input, 0..72, 72);
+    put_checksum(input, 0..88, 88);
     let mut at = BATCH_ALIGN_BYTES;
-    let mut previous: Option<[u8; 4]> = None;
+    // Epoch, open id and checksum.
+    let mut previous: Option<([u8; 8], [u8; 16], [u8; 4])> = None;
     while at < input.len() {
         let batch = &mut input[at..];
         if batch.starts_with(b"SPDLBTCH") {
-            let bytes = usize_at(batch, 132).unwrap_or(0).clamp(BATCH_ALIGN_BYTES, 1 << 20);
+            let bytes = usize_at(batch, 148).unwrap_or(0).clamp(BATCH_ALIGN_BYTES, 1 << 20);
             let end = bytes.min(batch.len());
-            if let Some(checksum) = previous {
-                put(batch, 140, &checksum);
+            if let Some((epoch, open, checksum)) = previous {
+                put(batch, 156, &checksum);
+                put(batch, 160, &epoch);
+                put(batch, 168, &open);
             }
             seal_header(&mut batch[..end], &pool_key());
-            previous = array_at(batch, 164);
+            let names = (array_at(batch, 88), array_at(batch, 56), array_at(batch, 236));
+            previous = match names {
+                (Some(epoch), Some(open), Some(checksum)) => Some((epoch, open, checksum)),
+                _ => None,
+            };
         }
         at += BATCH_ALIGN_BYTES;
     }

@@ -49,8 +49,13 @@ fn main() {
 /// Fills a log of the default size as far as possible and opens it again.
 fn open_full(dir: &Path) {
     let dir = dir.join("full");
-    let identity =
-        LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
+    let identity = LogIdentity {
+        pool: [1; 16],
+        epoch: Epoch(1),
+        boot_id: [1; 16],
+        served_epoch: Epoch(0),
+        configuration: 0,
+    };
     let options = LogOptions { slow_from_percent: 99, ..LogOptions::default() };
     let open = || {
         let key = PoolKey::new([1; KEY_BYTES]);
@@ -149,8 +154,13 @@ fn log(
     bytes: usize,
 ) {
     let dir = dir.join(format!("log-{io_mode:?}"));
-    let identity =
-        LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) };
+    let identity = LogIdentity {
+        pool: [1; 16],
+        epoch: Epoch(1),
+        boot_id: [1; 16],
+        served_epoch: Epoch(0),
+        configuration: 0,
+    };
     let options = LogOptions { io_mode, algorithm, ..LogOptions::default() };
     let _ = std::fs::remove_dir_all(&dir);
     let runtime = tokio::runtime::Builder::new_multi_thread()

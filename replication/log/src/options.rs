@@ -139,6 +139,9 @@ pub struct LogIdentity {
     /// Highest epoch known to have been served with this log; 0 if none is known. A log that ends
     /// in a lower epoch is an older copy and is refused.
     pub served_epoch: Epoch,
+    /// Number of the link of the pool's manifest whose members and quorum the owner holds; 0 for a
+    /// pool without members.
+    pub configuration: u64,
 }
 
 impl LogIdentity {

@@ -2,8 +2,6 @@
 //!
 //! Invariants: those of [`block::seeded_bugs`].
 
-use crate::format::batch;
-
 block::seeded_bugs! {
     /// A batch counts as written as soon as it is submitted.
     ack_before_write: "ack-before-write",
@@ -27,8 +25,6 @@ block::seeded_bugs! {
     sides_joined: "sides-joined",
     /// The batch with the highest number counts as the newest, whatever it follows.
     newest_by_sequence: "newest-by-sequence",
-    /// Batches are written as version 1, by a program that knows no other.
-    old_batches: "old-batches",
     /// A batch is taken although its tag does not match.
     tag_ignored: "tag-ignored",
     /// An unreadable place counts as a place where nothing was written.
@@ -45,11 +41,4 @@ block::seeded_bugs! {
     writeback_not_asked: "writeback-not-asked",
     /// A dropped append leaves its entry in the queue.
     kept_when_dropped: "kept-when-dropped",
-}
-
-impl SeededBugs {
-    /// Returns the format version of the batches that are written.
-    pub(crate) fn batch_version(self) -> u16 {
-        if self.old_batches { batch::VERSION_WITHOUT_TAG } else { batch::VERSION }
-    }
 }

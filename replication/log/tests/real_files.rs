@@ -28,7 +28,13 @@ fn options(io_mode: IoMode) -> LogOptions {
 }
 
 fn identity(epoch: u64, boot: u8) -> LogIdentity {
-    LogIdentity { pool: [1; 16], epoch: Epoch(epoch), boot_id: [boot; 16], served_epoch: Epoch(0) }
+    LogIdentity {
+        pool: [1; 16],
+        epoch: Epoch(epoch),
+        boot_id: [boot; 16],
+        served_epoch: Epoch(0),
+        configuration: 0,
+    }
 }
 
 fn key() -> PoolKey {

@@ -387,6 +387,7 @@ async fn open_log(
         epoch: ownership.epoch(),
         boot_id: LogIdentity::kernel_boot_id()?,
         served_epoch: node.epoch(),
+        configuration: 0,
     };
     let (options, destaged) = (config.log, tier.destaged_lsn());
     let log_key = key.clone();

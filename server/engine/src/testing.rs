@@ -103,6 +103,7 @@ async fn open_as(
         epoch: Epoch(epoch),
         boot_id: [boot; 16],
         served_epoch: Epoch(0),
+        configuration: 0,
     };
     let (log_dir, destaged) = (dir.join("log"), tier.destaged_lsn());
     let spills = crate::opening::spill_files_wanted(&tier);

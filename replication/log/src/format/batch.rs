@@ -6,8 +6,8 @@
 //! - Each batch, with or without entries, has a tag that authenticates the first [`AT_HEADER_CRC`]
 //!   bytes of its header. The table's seal binds the same bytes, so a header cannot be moved to
 //!   another table.
-//! - Version 1 had no such tag. It is read but never written; see [`crate::format::succession`] for its
-//!   allowed places.
+//! - A batch names the chain that it belongs to and its predecessor in it, but nothing of the ring that
+//!   holds it: every machine stores the same bytes.
 //! - The checksum covers ciphertext, so a batch can be verified without a key.
 
 use super::entry::{ENTRY_BYTES, EntryKind, EntryRow};
@@ -21,11 +21,9 @@ use block::{Epoch, Lsn};
 /// Batches start and end at multiples of this many bytes.
 pub(crate) const BATCH_ALIGN_BYTES: usize = 4096;
 /// Bytes of the header.
-pub(crate) const BATCH_HEADER_BYTES: usize = 192;
+pub(crate) const BATCH_HEADER_BYTES: usize = 256;
 /// Format version that this program writes.
-pub(crate) const VERSION: u16 = 2;
-/// Oldest version that this program reads: a batch without a tag of its own.
-pub(crate) const VERSION_WITHOUT_TAG: u16 = 1;
+pub(crate) const VERSION: u16 = 3;
 /// Nonce of the table; entries count from 0 and are fewer than 2^32.
 const TABLE_NONCE: u64 = u64::MAX;
 /// Nonce of the header's tag.
@@ -34,26 +32,30 @@ const HEADER_NONCE: u64 = u64::MAX - 1;
 pub(crate) const KEY_PURPOSE: &str = "log batch";
 
 // The fields before offset 40, except the flags, are those of format/header.rs.
-const AT_FLAGS: usize = 11; //          u8, see FLAG_*
-const AT_RING: usize = 40; //           [u8; 16] as in the file's header
-const AT_OPEN: usize = 56; //           [u8; 16] random, one for each time the log was opened
-const AT_BOOT: usize = 72; //           [u8; 16] the writer's kernel boot id
-const AT_EPOCH: usize = 88; //          u64, never 0
-const AT_SEQUENCE: usize = 96; //       u64, dense over the time of the ring, first is 1
-const AT_FIRST_LSN: usize = 104; //     u64, LSN of the first entry, or that the next would have
-const AT_DURABLE_LSN: usize = 112; //   u64, on stable storage when this was written
-const AT_TRIM_LSN: usize = 120; //      u64, destaged when this was written
-const AT_ENTRY_COUNT: usize = 128; //   u32
-const AT_BATCH_BYTES: usize = 132; //   u32, all of it, a multiple of 4096
-const AT_PAYLOAD_BYTES: usize = 136; // u32, sealed payloads
-const AT_PREVIOUS: usize = 140; //      u32, checksum of the previous batch, 0 in the first
-const AT_SALT: usize = 144; //          [u8; 16]
-const AT_HEADER_CRC: usize = 160; //    u32, CRC-32C of bytes 0..160
-const AT_CRC: usize = 164; //           u32, CRC-32C of bytes 0..164 and all bytes from 168
-const AT_TAG: usize = 168; //           [u8; 16] authenticates bytes 0..160; zero in version 1
-const AT_ZERO: usize = 184; //          8 zero bytes
-const _: () = assert!(AT_RING == AT_OWN_FIELDS);
-const _: () = assert!(AT_ZERO + 8 == BATCH_HEADER_BYTES && AT_TAG + TAG_BYTES == AT_ZERO);
+const AT_FLAGS: usize = 11; //              u8, see FLAG_*
+const AT_CHAIN: usize = 40; //              [u8; 16] random, made with the first log of the pool
+const AT_OPEN: usize = 56; //               [u8; 16] random, one for each time the log was opened
+const AT_BOOT: usize = 72; //               [u8; 16] the writer's kernel boot id
+const AT_EPOCH: usize = 88; //              u64, never 0
+const AT_SEQUENCE: usize = 96; //           u64, dense over the chain, first is 1
+const AT_CONFIGURATION: usize = 104; //     u64, number of the manifest link with the members, or 0
+const AT_FIRST_LSN: usize = 112; //         u64, LSN of the first entry, or that the next would have
+const AT_DURABLE_LSN: usize = 120; //       u64, on the writer's stable storage
+const AT_COMMIT_LSN: usize = 128; //        u64, on stable storage of a quorum
+const AT_TRIM_LSN: usize = 136; //          u64, destaged when this was written
+const AT_ENTRY_COUNT: usize = 144; //       u32
+const AT_BATCH_BYTES: usize = 148; //       u32, all of it, a multiple of 4096
+const AT_PAYLOAD_BYTES: usize = 152; //     u32, sealed payloads
+const AT_PREVIOUS_CHECKSUM: usize = 156; // u32, of the previous batch, 0 in the first
+const AT_PREVIOUS_EPOCH: usize = 160; //    u64, of the previous batch, 0 in the first
+const AT_PREVIOUS_OPEN: usize = 168; //     [u8; 16] of the previous batch, 0 in the first
+const AT_SALT: usize = 184; //              [u8; 16]
+const AT_ZERO: usize = 200; //              32 zero bytes
+const AT_HEADER_CRC: usize = 232; //        u32, CRC-32C of bytes 0..232
+const AT_CRC: usize = 236; //               u32, CRC-32C of bytes 0..236 and all bytes from 240
+const AT_TAG: usize = 240; //               [u8; 16] authenticates bytes 0..232
+const _: () = assert!(AT_CHAIN == AT_OWN_FIELDS);
+const _: () = assert!(AT_TAG + TAG_BYTES == BATCH_HEADER_BYTES && AT_CRC + 4 == AT_TAG);
 
 /// First batch after an open; its open id differs from that of the previous batch.
 const FLAG_OPENING: u8 = 1;
@@ -70,7 +72,7 @@ const FLAGS_KNOWN: u8 = FLAG_OPENING | FLAG_CLEAN | FLAG_ACKS_BEFORE_SYNC | FLAG
 const HEADER: HeaderFormat = HeaderFormat {
     magic: b"SPDLBTCH",
     bytes: BATCH_HEADER_BYTES,
-    versions: VERSION_WITHOUT_TAG..=VERSION,
+    version: VERSION,
     incompatible_known: FEATURE_SNAPSHOTS,
     at_crc: AT_HEADER_CRC,
 };
@@ -78,8 +80,6 @@ const HEADER: HeaderFormat = HeaderFormat {
 /// The header of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchHeader {
-    /// Format version: [`VERSION`] in every batch that is written.
-    pub(crate) version: u16,
     pub(crate) algorithm: Algorithm,
     /// First batch of an open log: starts a chain with its own open id.
     pub(crate) is_opening: bool,
@@ -92,19 +92,46 @@ pub(crate) struct BatchHeader {
     /// Whether it has entries about snapshots, which earlier programs do not know.
     pub(crate) has_snapshots: bool,
     pub(crate) pool: [u8; 16],
-    pub(crate) ring: [u8; 16],
+    /// Identity of the chain of batches, on every machine that holds it.
+    pub(crate) chain: [u8; 16],
     pub(crate) open: [u8; 16],
     pub(crate) boot: [u8; 16],
     pub(crate) epoch: Epoch,
     pub(crate) sequence: u64,
+    /// Number of the manifest link whose members and quorum the writer held; 0 without members.
+    pub(crate) configuration: u64,
     pub(crate) first_lsn: Lsn,
+    /// Newest entry on the writer's own stable storage.
     pub(crate) durable_lsn: Lsn,
+    /// Newest entry on stable storage of a quorum.
+    pub(crate) commit_lsn: Lsn,
     pub(crate) trim_lsn: Lsn,
     pub(crate) entry_count: u32,
     pub(crate) batch_bytes: u32,
     pub(crate) payload_bytes: u32,
-    pub(crate) previous_checksum: u32,
+    pub(crate) previous: Predecessor,
     pub(crate) salt: [u8; SALT_BYTES],
+}
+
+/// The names by which a batch refers to the batch before it. All are zero in the first batch of a
+/// chain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Predecessor {
+    pub(crate) epoch: Epoch,
+    pub(crate) open: [u8; 16],
+    pub(crate) checksum: u32,
+}
+
+impl Predecessor {
+    /// Returns the names of a batch whose checksum is `checksum`.
+    pub(crate) fn of(header: &BatchHeader, checksum: u32) -> Predecessor {
+        Predecessor { epoch: header.epoch, open: header.open, checksum }
+    }
+
+    /// Returns whether the names could be those of a batch, or are those of no batch.
+    fn is_sane(&self) -> bool {
+        self.epoch.0 != 0 || *self == Predecessor::default()
+    }
 }
 
 /// Returns the bytes of a batch of `entry_count` entries with `payload_bytes` of sealed payloads;
@@ -141,11 +168,6 @@ impl BatchHeader {
         BATCH_HEADER_BYTES.checked_add(table_bytes(count)?)
     }
 
-    /// Returns whether the header has a tag of its own.
-    pub(crate) fn has_tag(&self) -> bool {
-        self.version > VERSION_WITHOUT_TAG
-    }
-
     fn encode(&self) -> [u8; BATCH_HEADER_BYTES] {
         let mut bytes = [0; BATCH_HEADER_BYTES];
         let flag = |is_set, bit| if is_set { bit } else { 0 };
@@ -154,22 +176,25 @@ impl BatchHeader {
             | flag(self.acks_before_sync, FLAG_ACKS_BEFORE_SYNC)
             | flag(!self.is_settled, FLAG_UNSETTLED);
         let incompatible = if self.has_snapshots { FEATURE_SNAPSHOTS } else { 0 };
-        let (version, pool) = (self.version, self.pool);
-        HEADER.begin(&mut bytes, SharedFields { version, incompatible, pool });
+        HEADER.begin(&mut bytes, SharedFields { incompatible, pool: self.pool });
         put_algorithm(&mut bytes, self.algorithm);
         put(&mut bytes, AT_FLAGS, &[flags]);
-        put(&mut bytes, AT_RING, &self.ring);
+        put(&mut bytes, AT_CHAIN, &self.chain);
         put(&mut bytes, AT_OPEN, &self.open);
         put(&mut bytes, AT_BOOT, &self.boot);
         put(&mut bytes, AT_EPOCH, &self.epoch.0.to_le_bytes());
         put(&mut bytes, AT_SEQUENCE, &self.sequence.to_le_bytes());
+        put(&mut bytes, AT_CONFIGURATION, &self.configuration.to_le_bytes());
         put(&mut bytes, AT_FIRST_LSN, &self.first_lsn.0.to_le_bytes());
         put(&mut bytes, AT_DURABLE_LSN, &self.durable_lsn.0.to_le_bytes());
+        put(&mut bytes, AT_COMMIT_LSN, &self.commit_lsn.0.to_le_bytes());
         put(&mut bytes, AT_TRIM_LSN, &self.trim_lsn.0.to_le_bytes());
         put(&mut bytes, AT_ENTRY_COUNT, &self.entry_count.to_le_bytes());
         put(&mut bytes, AT_BATCH_BYTES, &self.batch_bytes.to_le_bytes());
         put(&mut bytes, AT_PAYLOAD_BYTES, &self.payload_bytes.to_le_bytes());
-        put(&mut bytes, AT_PREVIOUS, &self.previous_checksum.to_le_bytes());
+        put(&mut bytes, AT_PREVIOUS_CHECKSUM, &self.previous.checksum.to_le_bytes());
+        put(&mut bytes, AT_PREVIOUS_EPOCH, &self.previous.epoch.0.to_le_bytes());
+        put(&mut bytes, AT_PREVIOUS_OPEN, &self.previous.open);
         put(&mut bytes, AT_SALT, &self.salt);
         HEADER.finish(&mut bytes);
         bytes
@@ -178,10 +203,9 @@ impl BatchHeader {
     /// Reads a header. Verifies the header's checksum but not the batch's.
     pub(crate) fn decode(bytes: &[u8]) -> Result<BatchHeader, FormatError> {
         let header = HEADER.open(bytes)?;
-        let SharedFields { version, incompatible, pool } = header.fields;
+        let SharedFields { incompatible, pool } = header.fields;
         let flags = header.u8(AT_FLAGS)?;
         let found = BatchHeader {
-            version,
             algorithm: header.algorithm()?,
             is_opening: flags & FLAG_OPENING != 0,
             is_clean: flags & FLAG_CLEAN != 0,
@@ -189,18 +213,24 @@ impl BatchHeader {
             is_settled: flags & FLAG_UNSETTLED == 0,
             has_snapshots: incompatible & FEATURE_SNAPSHOTS != 0,
             pool,
-            ring: header.id(AT_RING)?,
+            chain: header.id(AT_CHAIN)?,
             open: header.id(AT_OPEN)?,
             boot: header.id(AT_BOOT)?,
             epoch: Epoch(header.u64(AT_EPOCH)?),
             sequence: header.u64(AT_SEQUENCE)?,
+            configuration: header.u64(AT_CONFIGURATION)?,
             first_lsn: Lsn(header.u64(AT_FIRST_LSN)?),
             durable_lsn: Lsn(header.u64(AT_DURABLE_LSN)?),
+            commit_lsn: Lsn(header.u64(AT_COMMIT_LSN)?),
             trim_lsn: Lsn(header.u64(AT_TRIM_LSN)?),
             entry_count: header.u32(AT_ENTRY_COUNT)?,
             batch_bytes: header.u32(AT_BATCH_BYTES)?,
             payload_bytes: header.u32(AT_PAYLOAD_BYTES)?,
-            previous_checksum: header.u32(AT_PREVIOUS)?,
+            previous: Predecessor {
+                epoch: Epoch(header.u64(AT_PREVIOUS_EPOCH)?),
+                open: header.id(AT_PREVIOUS_OPEN)?,
+                checksum: header.u32(AT_PREVIOUS_CHECKSUM)?,
+            },
             salt: header.id(AT_SALT)?,
         };
         let is_sane = flags & !FLAGS_KNOWN == 0
@@ -208,7 +238,11 @@ impl BatchHeader {
             && found.sequence != 0
             && found.first_lsn.0 != 0
             && found.durable_lsn < found.first_lsn
+            && found.commit_lsn < found.first_lsn
             && found.trim_lsn < found.first_lsn
+            && found.previous.is_sane()
+            && found.previous.epoch <= found.epoch
+            && header.is_zero(AT_ZERO..AT_HEADER_CRC)
             && found.first_lsn.0.checked_add(u64::from(found.entry_count)).is_some()
             && (found.entry_count != 0 || found.payload_bytes == 0)
             && found.expected_bytes() == usize::try_from(found.batch_bytes).ok();
@@ -242,10 +276,8 @@ pub(crate) fn encode<'a>(
     header.batch_bytes = u32::try_from(total).ok()?;
     header.has_snapshots = rows.iter().any(|row| row.kind == EntryKind::Snapshot);
     let mut head = header.encode();
-    if header.has_tag() {
-        let tag = key.seal(HEADER_NONCE, head.get(..AT_HEADER_CRC)?, &mut []);
-        put(&mut head, AT_TAG, &tag);
-    }
+    let tag = key.seal(HEADER_NONCE, head.get(..AT_HEADER_CRC)?, &mut []);
+    put(&mut head, AT_TAG, &tag);
     buffer.reset(total);
     buffer.push(&head);
     if !rows.is_empty() {
@@ -286,16 +318,8 @@ pub(crate) fn verify(header: &BatchHeader, bytes: &[u8]) -> Result<u32, FormatEr
     if checksum(batch) == Some(stored) { Ok(stored) } else { Err(FormatError::Checksum) }
 }
 
-/// Verifies that the holder of the key wrote the header that was decoded from the same bytes. A
-/// header of version 1 has no tag to verify; if it has entries, [`open_table`] authenticates it.
-pub(crate) fn authenticate(
-    header: &BatchHeader,
-    bytes: &[u8],
-    key: &SealKey,
-) -> Result<(), FormatError> {
-    if !header.has_tag() {
-        return Ok(());
-    }
+/// Verifies that the holder of the key wrote the header at the start of `bytes`.
+pub(crate) fn authenticate(bytes: &[u8], key: &SealKey) -> Result<(), FormatError> {
     let mut tag = array_at::<TAG_BYTES>(bytes, AT_TAG).ok_or(FormatError::Short)?;
     let opened = key.open(HEADER_NONCE, part(bytes, 0, AT_HEADER_CRC)?, &mut tag);
     opened.map(|_| ()).map_err(|_| FormatError::Seal)

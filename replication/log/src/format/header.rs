@@ -9,7 +9,7 @@
 use super::{FormatError, put};
 use block::seal::Algorithm;
 use block::units::{array_at, crc32c, u16_at, u32_at, u64_at};
-use std::ops::RangeInclusive;
+use std::ops::Range;
 
 // [u8; 8] magic comes first.
 const AT_VERSION: usize = 8; //       u16
@@ -26,8 +26,8 @@ pub(super) struct HeaderFormat {
     pub(super) magic: &'static [u8; 8],
     /// Length of the header in bytes.
     pub(super) bytes: usize,
-    /// The versions that this program reads.
-    pub(super) versions: RangeInclusive<u16>,
+    /// The version that this program reads and writes.
+    pub(super) version: u16,
     /// The incompatible features that this program knows.
     pub(super) incompatible_known: u32,
     /// Offset of the CRC-32C of all bytes before it.
@@ -37,7 +37,6 @@ pub(super) struct HeaderFormat {
 /// The values of the shared fields.
 #[derive(Clone, Copy)]
 pub(super) struct SharedFields {
-    pub(super) version: u16,
     pub(super) incompatible: u32,
     pub(super) pool: [u8; 16],
 }
@@ -52,7 +51,7 @@ impl HeaderFormat {
     /// Writes the shared fields to `bytes`, a header that is zero so far.
     pub(super) fn begin(&self, bytes: &mut [u8], fields: SharedFields) {
         put(bytes, 0, self.magic);
-        put(bytes, AT_VERSION, &fields.version.to_le_bytes());
+        put(bytes, AT_VERSION, &self.version.to_le_bytes());
         put(bytes, AT_INCOMPATIBLE, &fields.incompatible.to_le_bytes());
         put(bytes, AT_POOL, &fields.pool);
     }
@@ -73,7 +72,7 @@ impl HeaderFormat {
             return Err(FormatError::HeaderChecksum);
         }
         let version = u16_at(header, AT_VERSION).ok_or(FormatError::Short)?;
-        if !self.versions.contains(&version) {
+        if version != self.version {
             return Err(FormatError::Version(version));
         }
         let read_only = u32_at(header, AT_READ_ONLY).ok_or(FormatError::Short)?;
@@ -84,7 +83,7 @@ impl HeaderFormat {
             return Err(FormatError::Features(unknown));
         }
         let pool = array_at(header, AT_POOL).ok_or(FormatError::Short)?;
-        Ok(HeaderReader { fields: SharedFields { version, incompatible, pool }, bytes: header })
+        Ok(HeaderReader { fields: SharedFields { incompatible, pool }, bytes: header })
     }
 }
 
@@ -120,8 +119,8 @@ impl HeaderReader<'_> {
         array_at(self.bytes, at).ok_or(FormatError::Short)
     }
 
-    /// Returns whether all bytes of the header from `at` are zero.
-    pub(super) fn is_zero_from(&self, at: usize) -> bool {
-        self.bytes.get(at..).is_some_and(|rest| rest.iter().all(|byte| *byte == 0))
+    /// Returns whether all bytes of the header in `range` are zero.
+    pub(super) fn is_zero(&self, range: Range<usize>) -> bool {
+        self.bytes.get(range).is_some_and(|part| part.iter().all(|byte| *byte == 0))
     }
 }

@@ -54,7 +54,7 @@ fn reencode_batch(bytes: &[u8], key: &PoolKey) -> Result<Vec<u8>, FormatError> {
     let mut header = BatchHeader::decode(bytes)?;
     batch::verify(&header, bytes)?;
     let seal = key.derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);
-    batch::authenticate(&header, bytes, &seal)?;
+    batch::authenticate(bytes, &seal)?;
     let mut rows = batch::open_table(&header, bytes, &seal)?;
     let mut at = header.payload_at().ok_or(FormatError::Range)?;
     let mut payloads = Vec::with_capacity(rows.len());

@@ -55,7 +55,7 @@ const KIND_LOST: u8 = 4;
 const HEADER: HeaderFormat = HeaderFormat {
     magic: b"SPDLSIDE",
     bytes: SPILL_HEADER_BYTES,
-    versions: VERSION..=VERSION,
+    version: VERSION,
     incompatible_known: 0,
     at_crc: AT_CRC,
 };
@@ -96,7 +96,7 @@ impl SpillHeader {
 
     pub(crate) fn encode(&self) -> [u8; SPILL_HEADER_BYTES] {
         let mut bytes = [0; SPILL_HEADER_BYTES];
-        let fields = SharedFields { version: VERSION, incompatible: 0, pool: self.pool };
+        let fields = SharedFields { incompatible: 0, pool: self.pool };
         HEADER.begin(&mut bytes, fields);
         put_algorithm(&mut bytes, self.algorithm);
         put(&mut bytes, AT_ID, &self.id);
@@ -127,7 +127,7 @@ impl SpillHeader {
             table_checksum: header.u32(AT_TABLE_CRC)?,
         };
         let is_sane = header.u8(AT_ZERO_BYTE)? == 0
-            && header.is_zero_from(AT_ZERO)
+            && header.is_zero(AT_ZERO..SPILL_HEADER_BYTES)
             && found.epoch.0 != 0
             && found.first_lsn.0 != 0
             && found.first_lsn <= found.last_lsn

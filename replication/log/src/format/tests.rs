@@ -7,7 +7,7 @@
 )]
 
 use super::FormatError;
-use super::batch::{self, BatchHeader};
+use super::batch::{self, BatchHeader, Predecessor};
 use super::entry::{EntryKind, EntryRow};
 use super::file::FileHeader;
 use super::made;
@@ -22,6 +22,7 @@ fn file_header() -> FileHeader {
     FileHeader {
         pool: *b"pool-pool-pool-p",
         ring: *b"ring-ring-ring-r",
+        chain: *b"chainchainchainc",
         slot: 2,
         file_count: 16,
         file_bytes: 64 << 20,
@@ -30,7 +31,6 @@ fn file_header() -> FileHeader {
 
 fn header() -> BatchHeader {
     BatchHeader {
-        version: batch::VERSION,
         algorithm: Algorithm::ChaCha20Poly1305,
         is_opening: false,
         is_clean: false,
@@ -38,18 +38,24 @@ fn header() -> BatchHeader {
         is_settled: true,
         has_snapshots: false,
         pool: *b"pool-pool-pool-p",
-        ring: *b"ring-ring-ring-r",
+        chain: *b"chainchainchainc",
         open: *b"open-open-open-o",
         boot: *b"boot-boot-boot-b",
         epoch: Epoch(3),
         sequence: 0x0102_0304,
+        configuration: 5,
         first_lsn: Lsn(1000),
         durable_lsn: Lsn(990),
+        commit_lsn: Lsn(980),
         trim_lsn: Lsn(900),
         entry_count: 0,
         batch_bytes: 0,
         payload_bytes: 0,
-        previous_checksum: 0xaabb_ccdd,
+        previous: Predecessor {
+            epoch: Epoch(2),
+            open: *b"past-past-past-p",
+            checksum: 0xaabb_ccdd,
+        },
         salt: *b"salt-salt-salt-s",
     }
 }
@@ -78,10 +84,6 @@ fn key(header: &BatchHeader) -> block::seal::SealKey {
     PoolKey::new([0x11; KEY_BYTES]).derive(header.algorithm, &header.salt, batch::KEY_PURPOSE)
 }
 
-fn encoded(algorithm: Algorithm) -> (BatchHeader, Vec<u8>, u32) {
-    encoded_as(batch::VERSION, algorithm)
-}
-
 /// Encodes an opening batch, which has no entries.
 fn encoded_empty() -> (BatchHeader, Vec<u8>) {
     let (algorithm, mut buffer) = (Algorithm::Aes256Gcm, IoBuffer::default());
@@ -91,8 +93,8 @@ fn encoded_empty() -> (BatchHeader, Vec<u8>) {
     (header, buffer.as_slice().to_vec())
 }
 
-fn encoded_as(version: u16, algorithm: Algorithm) -> (BatchHeader, Vec<u8>, u32) {
-    let mut header = BatchHeader { version, algorithm, ..header() };
+fn encoded(algorithm: Algorithm) -> (BatchHeader, Vec<u8>, u32) {
+    let mut header = BatchHeader { algorithm, ..header() };
     let (mut rows, payloads, mut buffer) = (rows(), payloads(), IoBuffer::default());
     let key = key(&header);
     let payloads = payloads.iter().map(Vec::as_slice);
@@ -100,7 +102,7 @@ fn encoded_as(version: u16, algorithm: Algorithm) -> (BatchHeader, Vec<u8>, u32)
     (header, buffer.as_slice().to_vec(), checksum)
 }
 
-/// Fields of a batch's header up to its checksums.
+/// Fields of a batch's header.
 const HEADER_FIELDS: &[(&str, usize)] = &[
     ("magic", 8),
     ("version", 2),
@@ -110,24 +112,28 @@ const HEADER_FIELDS: &[(&str, usize)] = &[
     ("read-only-compatible features", 4),
     ("incompatible features", 4),
     ("pool", 16),
-    ("ring", 16),
+    ("chain", 16),
     ("open", 16),
     ("boot", 16),
     ("epoch", 8),
     ("sequence", 8),
+    ("configuration", 8),
     ("first LSN", 8),
     ("durable LSN", 8),
+    ("commit LSN", 8),
     ("trim LSN", 8),
     ("entry count", 4),
     ("batch bytes", 4),
     ("payload bytes", 4),
     ("previous checksum", 4),
+    ("previous epoch", 8),
+    ("previous open", 16),
     ("salt", 16),
+    ("zero", 32),
     ("header checksum", 4),
     ("checksum", 4),
+    ("tag of the header", 16),
 ];
-const TAG_FIELDS: &[(&str, usize)] = &[("tag of the header", 16), ("zero", 8)];
-const NO_TAG_FIELDS: &[(&str, usize)] = &[("zero", 24)];
 /// Fields after the header of the golden batch; the rest is zero.
 const ENTRY_FIELDS: &[(&str, usize)] = &[
     ("row 0, sealed", 32),
@@ -149,6 +155,7 @@ const FILE_FIELDS: &[(&str, usize)] = &[
     ("incompatible features", 4),
     ("pool", 16),
     ("ring", 16),
+    ("chain", 16),
     ("slot", 4),
     ("file count", 4),
     ("file bytes", 8),
@@ -203,71 +210,24 @@ fn golden_bytes_of_the_count_of_files_of_version_1() {
 }
 
 #[test]
-fn golden_bytes_of_a_file_of_version_1() {
+fn golden_bytes_of_a_file_of_version_2() {
     let bytes = file_header().encode();
-    check_golden("file-v1.hex", include_str!("../../testdata/file-v1.hex"), &bytes, FILE_FIELDS);
+    check_golden("file-v2.hex", include_str!("../../testdata/file-v2.hex"), &bytes, FILE_FIELDS);
     assert_eq!(FileHeader::decode(&bytes), Ok(file_header()));
 }
 
 #[test]
-fn golden_bytes_of_batches_of_version_2() {
-    let fields = [HEADER_FIELDS, TAG_FIELDS, ENTRY_FIELDS].concat();
+fn golden_bytes_of_batches_of_version_3() {
+    let fields = [HEADER_FIELDS, ENTRY_FIELDS].concat();
     let (_, bytes, _) = encoded(Algorithm::ChaCha20Poly1305);
-    let golden = include_str!("../../testdata/batch-v2-chacha20poly1305.hex");
-    check_golden("batch-v2-chacha20poly1305.hex", golden, &bytes, &fields);
+    let golden = include_str!("../../testdata/batch-v3-chacha20poly1305.hex");
+    check_golden("batch-v3-chacha20poly1305.hex", golden, &bytes, &fields);
     let (_, bytes, _) = encoded(Algorithm::Aes256Gcm);
-    let golden = include_str!("../../testdata/batch-v2-aes256gcm.hex");
-    check_golden("batch-v2-aes256gcm.hex", golden, &bytes, &fields);
+    let golden = include_str!("../../testdata/batch-v3-aes256gcm.hex");
+    check_golden("batch-v3-aes256gcm.hex", golden, &bytes, &fields);
     let (_, bytes) = encoded_empty();
-    let golden = include_str!("../../testdata/batch-v2-no-entries.hex");
-    let fields = [HEADER_FIELDS, TAG_FIELDS].concat();
-    check_golden("batch-v2-no-entries.hex", golden, &bytes, &fields);
-}
-
-/// Returns the bytes of a golden file.
-fn bytes_of(golden: &str) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for line in golden.lines() {
-        let (hex, comment) = line.split_once('#').unwrap();
-        let hex = hex.trim().as_bytes();
-        let digit = |digit: u8| u8::try_from(char::from(digit).to_digit(16).unwrap()).unwrap();
-        bytes.extend(hex.chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])));
-        if let Some(length) = comment.strip_prefix(" zeroes up to ") {
-            bytes.resize(length.trim().parse().unwrap(), 0);
-        }
-    }
-    bytes
-}
-
-/// Reads golden batches of version 1, which this program does not write.
-#[test]
-fn batches_of_version_1_are_read() {
-    let fields = [HEADER_FIELDS, NO_TAG_FIELDS, ENTRY_FIELDS].concat();
-    for (algorithm, name, golden) in [
-        (
-            Algorithm::ChaCha20Poly1305,
-            "batch-v1-chacha20poly1305.hex",
-            include_str!("../../testdata/batch-v1-chacha20poly1305.hex"),
-        ),
-        (
-            Algorithm::Aes256Gcm,
-            "batch-v1-aes256gcm.hex",
-            include_str!("../../testdata/batch-v1-aes256gcm.hex"),
-        ),
-    ] {
-        let bytes = bytes_of(golden);
-        let (header, found, found_payloads) = read_all(&bytes).unwrap();
-        assert_eq!((header.version, header.algorithm), (1, algorithm));
-        assert_eq!((header.epoch, header.last_lsn()), (Epoch(3), Lsn(1002)));
-        assert_eq!(
-            found.iter().map(|row| row.kind).collect::<Vec<_>>(),
-            [EntryKind::Write, EntryKind::Trim, EntryKind::VolumeRecord]
-        );
-        assert_eq!(found_payloads, payloads());
-        // The writer that the recovery tests use as an earlier program produces the same bytes.
-        let (_, written, _) = encoded_as(1, algorithm);
-        check_golden(name, golden, &written, &fields);
-    }
+    let golden = include_str!("../../testdata/batch-v3-no-entries.hex");
+    check_golden("batch-v3-no-entries.hex", golden, &bytes, HEADER_FIELDS);
 }
 
 const SPILL_FIELDS: &[(&str, usize)] = &[
@@ -301,9 +261,9 @@ const SPILL_FIELDS: &[(&str, usize)] = &[
 #[test]
 fn a_batch_without_entries_has_no_payload_bytes() {
     let (_, mut bytes) = encoded_empty();
-    bytes[136] = 2;
-    let checksum = block::units::crc32c(&bytes[..160]);
-    bytes[160..164].copy_from_slice(&checksum.to_le_bytes());
+    bytes[152] = 2;
+    let checksum = block::units::crc32c(&bytes[..232]);
+    bytes[232..236].copy_from_slice(&checksum.to_le_bytes());
     assert_eq!(BatchHeader::decode(&bytes), Err(FormatError::Range));
 }
 
@@ -416,7 +376,7 @@ fn read_all(bytes: &[u8]) -> Result<Batch, FormatError> {
 
 fn open_all(header: &BatchHeader, bytes: &[u8]) -> Result<Batch, FormatError> {
     let key = key(header);
-    batch::authenticate(header, bytes, &key)?;
+    batch::authenticate(bytes, &key)?;
     let rows = batch::open_table(header, bytes, &key)?;
     let mut payloads = Vec::new();
     for (index, row) in (0u32..).zip(&rows) {
@@ -450,17 +410,17 @@ fn every_flipped_bit_of_a_batch_is_seen() {
         assert!(read_all(&flipped).is_err(), "bit {bit}");
         // Even if the checksums passed, the seals notice every change of the bytes that they cover.
         let (at, used) = (bit / 8, header.payload_at().unwrap() + header.payload_bytes as usize);
-        let is_sealed = at < 160 || (168..184).contains(&at) || (192..used).contains(&at);
+        let is_sealed = at < 232 || (240..used).contains(&at);
         assert!(!is_sealed || open_all(&header, &flipped).is_err(), "bit {bit} and the seal");
     }
 }
 
 /// Corrects the checksums, which need no key.
 fn fix_checksums(bytes: &mut [u8]) {
-    let crc = block::units::crc32c(&bytes[..160]);
-    bytes[160..164].copy_from_slice(&crc.to_le_bytes());
-    let crc = block::units::crc32c_parts(&[&bytes[..164], &bytes[168..]]);
-    bytes[164..168].copy_from_slice(&crc.to_le_bytes());
+    let crc = block::units::crc32c(&bytes[..232]);
+    bytes[232..236].copy_from_slice(&crc.to_le_bytes());
+    let crc = block::units::crc32c_parts(&[&bytes[..236], &bytes[240..]]);
+    bytes[236..240].copy_from_slice(&crc.to_le_bytes());
 }
 
 #[test]
@@ -468,13 +428,13 @@ fn a_forged_header_is_seen_with_and_without_entries() {
     for bytes in [encoded_empty().1, encoded(Algorithm::ChaCha20Poly1305).1] {
         assert!(read_all(&bytes).is_ok());
         let mut decoded = 0;
-        for bit in (0..160 * 8).chain(168 * 8..184 * 8) {
+        for bit in (0..232 * 8).chain(240 * 8..256 * 8) {
             let mut forged = bytes.clone();
             forged[bit / 8] ^= 1 << (bit % 8);
             fix_checksums(&mut forged);
             if let Ok(header) = BatchHeader::decode(&forged) {
                 decoded += 1;
-                let seal = batch::authenticate(&header, &forged, &key(&header));
+                let seal = batch::authenticate(&forged, &key(&header));
                 assert_eq!(seal, Err(FormatError::Seal), "bit {bit}");
             }
         }
@@ -487,18 +447,24 @@ fn later_formats_are_distinguished_from_damage() {
     let reseal = |at: usize, value: u8| {
         let (_, mut bytes, _) = encoded(Algorithm::ChaCha20Poly1305);
         bytes[at] = value;
-        let crc = block::units::crc32c(&bytes[..160]);
-        bytes[160..164].copy_from_slice(&crc.to_le_bytes());
+        let crc = block::units::crc32c(&bytes[..232]);
+        bytes[232..236].copy_from_slice(&crc.to_le_bytes());
         BatchHeader::decode(&bytes)
     };
-    assert_eq!(reseal(8, 3), Err(FormatError::Version(3)));
+    assert_eq!(reseal(8, 2), Err(FormatError::Version(2)));
+    assert_eq!(reseal(8, 4), Err(FormatError::Version(4)));
     assert_eq!(reseal(8, 0), Err(FormatError::Version(0)));
     assert_eq!(reseal(10, 9), Err(FormatError::Algorithm(9)));
     assert_eq!(reseal(16, 1), Err(FormatError::Features(1)));
     assert_eq!(reseal(20, 4), Err(FormatError::Features(4)));
     assert!(reseal(12, 0xff).is_ok(), "compatible features are ignored");
     assert_eq!(reseal(11, 0x80), Err(FormatError::Range));
-    assert_eq!(reseal(132, 1), Err(FormatError::Range));
+    assert_eq!(reseal(128, 0xff), Err(FormatError::Range), "committed beyond its first entry");
+    assert_eq!(reseal(160, 0), Err(FormatError::Range), "a predecessor without an epoch");
+    assert_eq!(reseal(160, 4), Err(FormatError::Range), "a predecessor of a later epoch");
+    assert_eq!(reseal(200, 1), Err(FormatError::Range));
+    assert_eq!(reseal(231, 1), Err(FormatError::Range));
+    assert_eq!(reseal(148, 1), Err(FormatError::Range));
 }
 
 proptest! {
@@ -508,9 +474,9 @@ proptest! {
     #[test]
     fn decoders_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..8200), kind in 0..4) {
         let magic: &[u8] = if kind == 0 { b"SPDLRING" } else { b"SPDLBTCH" };
-        if kind < 3 && bytes.len() >= 200 {
+        if kind < 3 && bytes.len() >= 256 {
             bytes[..8].copy_from_slice(magic);
-            let crc_at = if kind == 0 { 72 } else { 160 };
+            let crc_at = if kind == 0 { 88 } else { 232 };
             let crc = block::units::crc32c(&bytes[..crc_at]);
             bytes[crc_at..crc_at + 4].copy_from_slice(&crc.to_le_bytes());
         }
@@ -518,7 +484,7 @@ proptest! {
         let _ = EntryRow::decode(&bytes, kind as usize * 32);
         if let Ok(header) = BatchHeader::decode(&bytes) {
             let _ = batch::verify(&header, &bytes);
-            let _ = batch::authenticate(&header, &bytes, &key(&header));
+            let _ = batch::authenticate(&bytes, &key(&header));
             let _ = batch::open_table(&header, &bytes, &key(&header));
         }
     }
@@ -551,14 +517,14 @@ proptest! {
         entry_count in 0u32..=u32::MAX, payload_bytes in 0u32..=u32::MAX, cut in 0usize..5000,
     ) {
         let (_, mut bytes, _) = encoded(Algorithm::ChaCha20Poly1305);
-        bytes[128..132].copy_from_slice(&entry_count.to_le_bytes());
-        bytes[136..140].copy_from_slice(&payload_bytes.to_le_bytes());
+        bytes[144..148].copy_from_slice(&entry_count.to_le_bytes());
+        bytes[152..156].copy_from_slice(&payload_bytes.to_le_bytes());
         if let Some(total) = batch::batch_bytes(entry_count as usize, payload_bytes as usize) {
-            bytes[132..136].copy_from_slice(&(total as u32).to_le_bytes());
+            bytes[148..152].copy_from_slice(&(total as u32).to_le_bytes());
         }
-        let crc = block::units::crc32c(&bytes[..160]);
-        bytes[160..164].copy_from_slice(&crc.to_le_bytes());
-        bytes.truncate(cut.max(192));
+        let crc = block::units::crc32c(&bytes[..232]);
+        bytes[232..236].copy_from_slice(&crc.to_le_bytes());
+        bytes.truncate(cut.max(256));
         if let Ok(header) = BatchHeader::decode(&bytes) {
             prop_assert!(batch::verify(&header, &bytes).is_err() || cut >= bytes.len());
             let _ = batch::open_table(&header, &bytes, &key(&header));

@@ -23,7 +23,13 @@ use std::time::Duration;
 const HELD_BYTES: usize = 3 << 20;
 
 fn identity() -> LogIdentity {
-    LogIdentity { pool: [1; 16], epoch: Epoch(1), boot_id: [1; 16], served_epoch: Epoch(0) }
+    LogIdentity {
+        pool: [1; 16],
+        epoch: Epoch(1),
+        boot_id: [1; 16],
+        served_epoch: Epoch(0),
+        configuration: 0,
+    }
 }
 
 fn options() -> LogOptions {

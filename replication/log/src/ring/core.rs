@@ -19,7 +19,7 @@
 mod files;
 mod retiring;
 
-use crate::format::batch::{self, BatchHeader};
+use crate::format::batch::{self, BatchHeader, Predecessor};
 use crate::format::entry::EntryRow;
 use crate::options::{LogOptions, RESERVE_BYTES, Wait, batch_bytes, payload_bytes_max};
 use crate::overlay::Generation;
@@ -395,7 +395,6 @@ impl Core {
         let mut salt = [0; SALT_BYTES];
         self.random.fill(&mut salt);
         BatchHeader {
-            version: self.config.seeded_bugs.batch_version(),
             algorithm: self.config.options.algorithm,
             is_opening: false,
             is_clean: false,
@@ -403,18 +402,20 @@ impl Core {
             is_settled: self.is_settled,
             has_snapshots: false,
             pool: self.config.identity.pool,
-            ring: self.config.ring,
+            chain: self.config.chain,
             open: self.config.open,
             boot: self.config.identity.boot_id,
             epoch: self.config.identity.epoch,
             sequence: self.head.sequence,
+            configuration: self.config.identity.configuration,
             first_lsn: self.head.next_lsn,
             durable_lsn: self.durable_lsn,
+            commit_lsn: self.committed_lsn,
             trim_lsn,
             entry_count: 0,
             batch_bytes: 0,
             payload_bytes: 0,
-            previous_checksum: self.head.previous_checksum,
+            previous: self.head.previous,
             salt,
         }
     }
@@ -431,7 +432,7 @@ impl Core {
         let payloads = entries.iter().map(|p| &p.entry.payload[..]);
         let checksum = batch::encode(header, rows, payloads, &key, &mut buffer)
             .expect("a batch is at most a file");
-        self.head.previous_checksum = checksum;
+        self.head.previous = Predecessor::of(header, checksum);
         buffer
     }
 

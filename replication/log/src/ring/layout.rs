@@ -4,6 +4,7 @@
 //! Invariants:
 //! - The geometry of an existing ring is that of its file headers; it never follows the options.
 
+use crate::format::batch::Predecessor;
 use crate::options::{LogIdentity, LogOptions};
 use crate::seeded_bugs::SeededBugs;
 use block::Lsn;
@@ -16,8 +17,8 @@ pub(crate) struct Head {
     pub(crate) offset: u64,
     /// Sequence of the next batch.
     pub(crate) sequence: u64,
-    /// Checksum of the previous batch.
-    pub(crate) previous_checksum: u32,
+    /// The batch before the next one.
+    pub(crate) previous: Predecessor,
     /// LSN of the next entry.
     pub(crate) next_lsn: Lsn,
     /// Bytes of log over all wraps.
@@ -49,6 +50,8 @@ pub(crate) struct RingConfig {
     pub(crate) options: LogOptions,
     /// Geometry of the ring, which may differ from the options.
     pub(crate) ring: [u8; 16],
+    /// Identity of the chain of batches in the ring.
+    pub(crate) chain: [u8; 16],
     pub(crate) file_count: u32,
     pub(crate) file_bytes: u64,
     pub(crate) open: [u8; 16],

@@ -8,7 +8,7 @@
 //!   earlier run can be taken for its successor.
 //! - A crash at any point of recovery is followed by a recovery with the same result.
 
-use crate::format::batch::{self, BatchHeader};
+use crate::format::batch::{self, BatchHeader, Predecessor};
 use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
 use crate::format::state::{LogState, Standing, TailLoss};
 use crate::options::RESERVE_BYTES;
@@ -119,11 +119,13 @@ fn is_written_back(disk: &mut dyn Disk, files: &[(u32, u64)]) -> bool {
 }
 
 fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {
-    let mut id = [0; 16];
+    let (mut id, mut chain) = ([0; 16], [0; 16]);
     args.random.fill(&mut id);
+    args.random.fill(&mut chain);
     let header = FileHeader {
         pool: args.identity.pool,
         ring: id,
+        chain,
         slot: 0,
         file_count: args.options.file_count(),
         file_bytes: args.options.file_bytes,
@@ -132,7 +134,7 @@ fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {
     run(disk, DiskRequest::Create { token: 1, file: 0, len, header: bytes }, "make a log file")?;
     let mut is_there = vec![false; header.file_count as usize];
     is_there[0] = true;
-    Ok(Ring { id, file_count: header.file_count, file_bytes: len, is_there })
+    Ok(Ring { id, chain, file_count: header.file_count, file_bytes: len, is_there })
 }
 
 /// Reads the headers of the files, which must agree. They differ only in the file's number, so one
@@ -169,11 +171,12 @@ pub(crate) fn read_ring(reads: &Reads<'_>, files: &[(u32, u64)], pool: [u8; 16])
         }
         let ring = ring.get_or_insert_with(|| Ring {
             id: header.ring,
+            chain: header.chain,
             file_count: header.file_count,
             file_bytes: header.file_bytes,
             is_there: vec![false; header.file_count as usize],
         });
-        let is_same = ring.id == header.ring
+        let is_same = (ring.id, ring.chain) == (header.ring, header.chain)
             && ring.file_count == header.file_count
             && ring.file_bytes == header.file_bytes;
         if !is_same {
@@ -284,6 +287,7 @@ impl Scan<'_> {
                 key: self.args.key.clone(),
                 options: self.args.options,
                 ring: self.walk.ring.id,
+                chain: self.walk.ring.chain,
                 file_count: self.walk.ring.file_count,
                 file_bytes: self.walk.ring.file_bytes,
                 open,
@@ -367,11 +371,13 @@ impl Scan<'_> {
     fn next_head(&self, last_lsn: Lsn) -> Result<Head> {
         let next_lsn = last_lsn.next();
         let Some(newest) = &self.walk.newest else {
+            // The opening batch of a new ring may be torn; it is written again, as the first of its chain.
+            let before = if self.walk.seen.sequence <= 1 { 0 } else { self.walk.seen.sequence };
             return Ok(Head {
                 slot: 0,
                 offset: FIRST_AT,
-                sequence: self.walk.seen.sequence + 1,
-                previous_checksum: 0,
+                sequence: before + 1,
+                previous: Predecessor::default(),
                 next_lsn,
                 position: FIRST_AT,
             });
@@ -383,7 +389,7 @@ impl Scan<'_> {
                 slot: newest.at.slot,
                 offset: newest.at.offset,
                 sequence: header.sequence,
-                previous_checksum: header.previous_checksum,
+                previous: header.previous,
                 next_lsn,
                 position: newest.end_position - u64::from(header.batch_bytes),
             });
@@ -392,7 +398,7 @@ impl Scan<'_> {
             slot: self.walk.end_at.slot,
             offset: self.walk.end_at.offset,
             sequence: header.sequence + 1,
-            previous_checksum: newest.checksum,
+            previous: Predecessor::of(header, newest.checksum),
             next_lsn,
             position: self.walk.position,
         };
@@ -425,7 +431,6 @@ impl Scan<'_> {
         let mut salt = [0; SALT_BYTES];
         self.args.random.fill(&mut salt);
         BatchHeader {
-            version: self.args.seeded_bugs.batch_version(),
             algorithm: self.args.options.algorithm,
             is_opening: true,
             is_clean: false,
@@ -433,18 +438,20 @@ impl Scan<'_> {
             is_settled,
             has_snapshots: false,
             pool: self.args.identity.pool,
-            ring: self.walk.ring.id,
+            chain: self.walk.ring.chain,
             open,
             boot: self.args.identity.boot_id,
             epoch: self.args.identity.epoch,
             sequence: head.sequence,
+            configuration: self.args.identity.configuration,
             first_lsn: head.next_lsn,
             durable_lsn: Lsn(head.next_lsn.0 - 1),
+            commit_lsn: Lsn(head.next_lsn.0 - 1),
             trim_lsn: self.args.destaged,
             entry_count: 0,
             batch_bytes: 0,
             payload_bytes: 0,
-            previous_checksum: head.previous_checksum,
+            previous: head.previous,
             salt,
         }
     }
@@ -471,7 +478,7 @@ fn write_opening(
     head.offset += u64::from(header.batch_bytes);
     head.position += u64::from(header.batch_bytes);
     head.sequence += 1;
-    head.previous_checksum = checksum;
+    head.previous = Predecessor::of(&header, checksum);
     Ok(opening)
 }
 

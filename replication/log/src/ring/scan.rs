@@ -82,7 +82,7 @@ impl<'a> Scan<'a> {
             return Err(self.rolled_back(header.trim_lsn));
         }
         let key = self.args.key.derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);
-        match batch::authenticate(&header, self.walk.newest_bytes(), &key) {
+        match batch::authenticate(self.walk.newest_bytes(), &key) {
             Err(_) if self.args.seeded_bugs.tag_ignored => {}
             outcome => {
                 outcome.map_err(|e| self.walk.bad(ErrorKind::Corrupt, taken.at, e))?;

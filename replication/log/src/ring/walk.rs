@@ -25,6 +25,8 @@ const SEARCH_BYTES: usize = 4 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
     pub(crate) id: [u8; 16],
+    /// The chain of batches that it holds.
+    pub(crate) chain: [u8; 16],
     pub(crate) file_count: u32,
     pub(crate) file_bytes: u64,
     pub(crate) is_there: Vec<bool>,
@@ -155,7 +157,7 @@ impl<'a> Walk<'a> {
         Ok(found)
     }
 
-    /// Returns the header at `at`, if there is one of this ring.
+    /// Returns the header at `at`, if there is one of this ring's chain.
     fn header_at(&self, at: At) -> Result<Option<BatchHeader>> {
         let mut bytes = [0; BATCH_HEADER_BYTES];
         self.reads.read(at.slot, at.offset, &mut bytes)?;
@@ -167,7 +169,7 @@ impl<'a> Walk<'a> {
     }
 
     fn is_ours(&self, header: &BatchHeader) -> bool {
-        header.pool == self.pool && header.ring == self.ring.id
+        header.pool == self.pool && header.chain == self.ring.chain
     }
 
     /// Lists the places where a walk to the end of the log may begin, best first, if the entries

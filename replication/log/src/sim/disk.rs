@@ -169,10 +169,10 @@ impl Platter {
         let block = &mut file.cache[index * 4096..(index + 1) * 4096];
         // Sets clean and clears unsettled; see docs/format-log.md for the offsets.
         block[11] = block[11] & !8 | 2;
-        let crc = crc32c(&block[..160]);
-        block[160..164].copy_from_slice(&crc.to_le_bytes());
-        let crc = crc32c_parts(&[&block[..164], &block[168..]]);
-        block[164..168].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c(&block[..232]);
+        block[232..236].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32c_parts(&[&block[..236], &block[240..]]);
+        block[236..240].copy_from_slice(&crc.to_le_bytes());
         file.stable.clone_from(&file.cache);
         true
     }
@@ -243,6 +243,8 @@ pub(crate) struct SimDisk {
     done: Vec<DiskCompletion>,
     /// Files of failed syncs of which the process has not been told yet.
     unheard: Vec<u32>,
+    /// Whether any sync of this process has failed.
+    pub(crate) has_failed_sync: bool,
     pub(crate) faults: Faults,
     /// Whether writes complete inside submit, like buffered ones.
     is_immediate: bool,
@@ -257,6 +259,7 @@ impl SimDisk {
             pending: Vec::new(),
             done: Vec::new(),
             unheard: Vec::new(),
+            has_failed_sync: false,
             faults: Faults::default(),
             is_immediate,
             stop: Arc::default(),
@@ -332,6 +335,7 @@ impl SimDisk {
                 }
                 if is_failing && !is_stopped {
                     self.unheard.extend(files);
+                    self.has_failed_sync = true;
                 }
                 let result = if is_stopped || is_failing { Err(failed()) } else { Ok(()) };
                 DiskCompletion { token, result, buffer: None }

@@ -107,14 +107,6 @@ fn a_flipped_bit_is_refused_or_harmless_and_never_wrong_data() {
     assert!(number("SEED").is_some() || refused > 200);
 }
 
-#[test]
-fn a_log_of_version_1_is_read_and_goes_on_in_version_2() {
-    for seed in 0..200 {
-        let mut world = World::new(seed, Plan { runs: 6, ..Plan::default() });
-        world.run_after_old_batches().unwrap_or_else(|why| panic!("SEED={seed}: {why}"));
-    }
-}
-
 /// Runs with `count` unreadable sectors. Returns the numbers of refused and of opened logs.
 fn unreadable(seeded_bugs: SeededBugs, count: u64, seeds: u64) -> Result<(u64, u64), String> {
     let (from, to) = number("SEED").map_or((0, seeds), |seed| (seed, seed + 1));
@@ -170,9 +162,6 @@ fn a_forged_batch_without_entries_is_refused() {
     assert!(refused > 50 && taken == 0);
     let (refused, taken) = forgeries(SeededBugs { tag_ignored: true, ..SeededBugs::default() });
     assert!(refused == 0 && taken > 50, "the seeded bug was not found");
-    // Batches of version 1 have no tag that could reveal the forgery.
-    let (refused, taken) = forgeries(SeededBugs { old_batches: true, ..SeededBugs::default() });
-    assert!(refused == 0 && taken > 50);
 }
 
 /// Number of seeds within which a seeded bug must be found.

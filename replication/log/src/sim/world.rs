@@ -188,6 +188,7 @@ impl World {
                 epoch: Epoch(1),
                 boot_id: [0; 16],
                 served_epoch: Epoch(0),
+                configuration: 0,
             },
             history: Vec::new(),
             next_tag: 1,
@@ -290,6 +291,8 @@ impl World {
             disk.stop_after(self.rng.below(8));
             disk.faults = self.plan.faults;
             let (opened, disk) = self.try_open(disk);
+            // A sync that fails makes recovery report a loss, and does not stop it.
+            self.may_be_lost |= disk.has_failed_sync;
             match &opened {
                 Ok(_) => self.note_open(&opened)?,
                 Err(_) => self.may_be_lost |= self.plan.faults.sync + self.plan.faults.write > 0,

@@ -76,6 +76,7 @@ fn open_at(
         identity: LogIdentity {
             pool: [1; 16],
             epoch: Epoch(epoch),
+            configuration: epoch,
             boot_id: [1; 16],
             served_epoch: Epoch(0),
         },

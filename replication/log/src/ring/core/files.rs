@@ -72,6 +72,7 @@ impl Core {
         FileHeader {
             pool: self.config.identity.pool,
             ring: self.config.ring,
+            chain: self.config.chain,
             slot,
             file_count: self.config.file_count,
             file_bytes: self.config.file_bytes,

@@ -127,14 +127,6 @@ impl World {
         Ok([needed, maybe])
     }
 
-    /// Runs a program that writes batches of version 1, then with the present one.
-    pub(crate) fn run_after_old_batches(&mut self) -> Result<(), String> {
-        self.plan.seeded_bugs.old_batches = true;
-        self.run()?;
-        self.plan.seeded_bugs.old_batches = false;
-        self.run()
-    }
-
     /// Runs once, then forges the batch at the end of the log. Returns `None` if that batch cannot
     /// be forged, otherwise whether the log was refused.
     pub(crate) fn run_with_forgery(&mut self) -> Result<Option<bool>, String> {
