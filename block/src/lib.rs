@@ -13,6 +13,7 @@ pub mod device;
 pub mod durable_file;
 pub mod env;
 pub mod error;
+pub mod hex;
 pub mod jobs;
 pub mod line;
 pub mod quantities;

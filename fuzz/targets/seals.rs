@@ -3,9 +3,10 @@
 //! Invariants:
 //! - Nothing here panics for an input of any length: what does not fit is left as it is.
 
+use block::hex::to_hex;
 use block::seal::{Algorithm, PoolKey, SealKey, TAG_BYTES};
 use block::units::{crc32c, u32_at};
-use control::chain::{ALGORITHM, to_hex};
+use control::chain::ALGORITHM;
 use std::ops::Range;
 
 /// Whether bytes in clear are sealed, or sealed bytes opened.

@@ -17,6 +17,7 @@
 use crate::store::{Reason, Store};
 use async_recursion::async_recursion;
 use block::env::random_bytes;
+use block::hex::{from_hex, to_hex};
 use block::seal::{Algorithm, PoolKey, SALT_BYTES};
 use block::units::crc32c;
 use block::{Error, ErrorKind, Result};
@@ -479,40 +480,6 @@ impl<'a> Document<'a> {
             .map(|_| ())
             .map_err(|_| corrupt(self.name, "it is not authentic (altered, or of another pool)"))
     }
-}
-
-/// Formats bytes as lower-case hex.
-pub fn to_hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        write!(text, "{byte:02x}").expect("a string takes all");
-        text
-    })
-}
-
-/// Parses exactly `N` bytes of lower-case hex. Only one spelling is accepted, so that a flipped bit is noticed.
-pub fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
-    let bytes = vec_from_hex(text)?;
-    bytes.try_into().ok()
-}
-
-/// Parses lower-case hex of any length, with the same strictness as [`from_hex`].
-pub fn vec_from_hex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        _ => None,
-    };
-    let pairs = text.as_bytes().chunks_exact(2);
-    if !pairs.remainder().is_empty() {
-        return None;
-    }
-    pairs
-        .map(|pair| match pair {
-            [high, low] => Some(digit(*high)? << 4 | digit(*low)?),
-            _ => None,
-        })
-        .collect()
 }
 
 #[cfg(test)]

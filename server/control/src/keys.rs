@@ -16,13 +16,11 @@ mod source;
 
 pub use source::{KeySource, Secret, SlotKind};
 
-use crate::chain::{
-    ALGORITHM, Chain, Created, Document, Format, corrupt, from_hex, seal_document, to_hex,
-    vec_from_hex,
-};
+use crate::chain::{ALGORITHM, Chain, Created, Document, Format, corrupt, seal_document};
 use crate::store::Store;
 use async_recursion::async_recursion;
 use block::env::{random_bytes, random_uuid};
+use block::hex::{from_hex, to_hex, vec_from_hex};
 use block::quantities;
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
 use block::units::{array_at, u32_at};

@@ -15,11 +15,12 @@
 mod found;
 
 use self::found::{Found, lock};
-use crate::chain::{Chain, Created, Document, Format, corrupt, seal_document, to_hex};
+use crate::chain::{Chain, Created, Document, Format, corrupt, seal_document};
 use crate::store::Store;
 use async_recursion::async_recursion;
 use block::durable_file::write_durably;
 use block::env::{random_bytes, random_uuid};
+use block::hex::to_hex;
 use block::quantities;
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result};

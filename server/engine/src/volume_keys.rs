@@ -10,12 +10,11 @@
 
 use async_recursion::async_recursion;
 use block::env::random_bytes;
+use block::hex::{from_hex, to_hex, vec_from_hex};
 use block::seal::{KEY_BYTES, PoolKey, SALT_BYTES};
 use block::units::{array_at, u32_at};
 use block::{Epoch, Error, ErrorKind, Result};
-use control::chain::{
-    ALGORITHM, Chain, Created, Format, corrupt, from_hex, seal_document, to_hex, vec_from_hex,
-};
+use control::chain::{ALGORITHM, Chain, Created, Format, corrupt, seal_document};
 use control::store::Store;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

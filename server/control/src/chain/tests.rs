@@ -145,12 +145,3 @@ fn a_newer_format_is_refused_as_such() {
         seal_document(&key, "manifest", &Body { format: compatible, text: String::new() }).unwrap();
     assert!(Document::parse("manifest/1", &sealed).is_ok());
 }
-
-#[test]
-fn hex_has_one_spelling() {
-    assert_eq!(from_hex::<2>("00ff"), Some([0, 255]));
-    for text in ["00FF", "00f", "00fg", "00ff00", "", "00é"] {
-        assert_eq!(from_hex::<2>(text), None, "{text}");
-    }
-    assert_eq!(to_hex(&[0, 0xab]), "00ab");
-}

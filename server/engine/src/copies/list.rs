@@ -8,9 +8,10 @@
 use super::target::StateRecord;
 use async_recursion::async_recursion;
 use block::env::random_bytes;
+use block::hex::to_hex;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
-use control::chain::{Chain, Created, Format, corrupt, seal_document, to_hex};
+use control::chain::{Chain, Created, Format, corrupt, seal_document};
 use control::store::Store;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

@@ -17,10 +17,11 @@
 
 use async_recursion::async_recursion;
 use block::env::{random_bytes, random_uuid};
+use block::hex::to_hex;
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result, VolumeId};
-use control::chain::{Chain, Created, Document, Format, corrupt, seal_document, to_hex};
+use control::chain::{Chain, Created, Document, Format, corrupt, seal_document};
 use control::keys::{DataKey, KeyRing, KeySource};
 use control::store::{Store, StoreOptions, below, is_folder_marker};
 use futures::TryStreamExt;
