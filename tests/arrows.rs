@@ -20,6 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("wal", &["block"]),
     ("replication", &["block"]),
     ("tiering", &["block"]),
+    ("cluster", &["block"]),
     ("control", &["block", "tiering"]),
     ("engine", &["block", "control", "tiering", "wal"]),
     ("api", &["block"]),
@@ -32,7 +33,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("tests", &[]),
     ("benches", &["block", "engine", "nbd", "server", "tiering", "ublk", "wal"]),
-    ("fuzz", &["api", "block", "config", "control", "engine", "nbd", "tests", "tiering", "wal"]),
+    (
+        "fuzz",
+        &[
+            "api", "block", "cluster", "config", "control", "engine", "nbd", "tests", "tiering",
+            "wal",
+        ],
+    ),
 ];
 
 /// Licences that allow the binary to be given away under this project's own. Source: deny.toml.

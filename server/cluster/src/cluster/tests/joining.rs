@@ -1,0 +1,148 @@
+//! Joining with good and bad tokens.
+
+use super::*;
+
+#[tokio::test]
+async fn joined_node_is_known_to_all() {
+    let clock = ManualClock::new();
+    let first = founder("n1", &clock).await;
+    let second = joined("n2", &first, &clock).await;
+    // Any node may issue.
+    let third = joined("n3", &second, &clock).await;
+    for node in [&first, &second, &third] {
+        node.wait_for(&["n1", "n2", "n3"]).await;
+        assert_eq!(node.cluster.cluster_id(), first.cluster.cluster_id());
+        assert!(node.cluster.conflicts().is_empty());
+    }
+    let of_third = first.cluster.nodes().into_iter().find(|node| node.name == "n3").unwrap();
+    assert_eq!(of_third.admitted_by, second.id());
+    assert_eq!(of_third.addresses, std::slice::from_ref(&third.address));
+    let reopened = Cluster::open(third.dir.path(), environment(&clock)).unwrap();
+    assert_eq!((reopened.node_id(), reopened.nodes().len()), (third.id(), 3));
+}
+
+#[tokio::test]
+async fn token_admits_one_node() {
+    let clock = ManualClock::new();
+    let first = founder("n1", &clock).await;
+    let token = first.cluster.issue_token().unwrap().to_word();
+    let second = try_join("n2", &token, &clock).await.unwrap();
+    let error = try_join("n3", &token, &clock).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("used by another node"), "{error}");
+    assert_eq!(first.names(), ["n1", "n2"]);
+    drop(second);
+    // A restart of the issuer keeps that.
+    let again = Cluster::open(first.dir.path(), environment(&clock)).unwrap();
+    let (listener, address) = listen().await;
+    let serving = serve(&again, listener);
+    let mut token = Token::parse(&token).unwrap();
+    token.addresses = vec![address];
+    let error = try_join("n3", &token.to_word(), &clock).await.err().unwrap();
+    assert!(error.to_string().contains("used by another node"), "{error}");
+    serving.abort();
+}
+
+#[tokio::test]
+async fn expired_token_is_refused() {
+    let clock = ManualClock::new();
+    let first = founder("n1", &clock).await;
+    let [late, in_time, set_back] =
+        [(); 3].map(|()| first.cluster.issue_token().unwrap().to_word());
+    clock.advance(Duration::from_secs(3599));
+    try_join("n2", &in_time, &clock).await.unwrap();
+    clock.advance(Duration::from_secs(1));
+    let error = try_join("n3", &late, &clock).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("has expired"), "{error}");
+    clock.jump(-3600 - 301);
+    let error = try_join("n3", &set_back, &clock).await.err().unwrap();
+    assert!(error.to_string().contains("has expired"), "{error}");
+    assert_eq!(first.names(), ["n1", "n2"]);
+}
+
+#[tokio::test]
+async fn lost_answer_costs_no_second_token() {
+    let clock = ManualClock::new();
+    let first = founder("n1", &clock).await;
+    let token = first.cluster.issue_token().unwrap().to_word();
+    let second = try_join("n2", &token, &clock).await.unwrap();
+    second.serving.abort();
+    // As if the answer had not arrived: the node has its key, and no list.
+    std::fs::remove_file(second.dir.path().join("node/cluster.json")).unwrap();
+    let addresses = std::slice::from_ref(&second.address);
+    let dir = second.dir.path();
+    let again = Cluster::join(dir, "n2", addresses, &token, environment(&clock)).await.unwrap();
+    assert_eq!((again.node_id(), again.nodes().len()), (second.id(), 2));
+}
+
+#[tokio::test]
+async fn taken_name_is_refused_and_another_works() {
+    let clock = ManualClock::new();
+    let first = founder("n1", &clock).await;
+    let token = first.cluster.issue_token().unwrap().to_word();
+    let dir = tempfile::tempdir().unwrap();
+    let addresses = ["127.0.0.1:1".to_owned()];
+    let join = |name: &'static str| {
+        Cluster::join(dir.path(), name, &addresses, &token, environment(&clock))
+    };
+    let error = join("n1").await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.to_string().contains("name n1 is taken"), "{error}");
+    let error = join("n 1").await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let joined = join("n2").await.unwrap();
+    assert_eq!(joined.node_name(), "n2");
+    let error = join("n3").await.err().unwrap();
+    assert!(error.to_string().contains("already belongs to a cluster"), "{error}");
+    let again = Cluster::init(dir.path(), "n3", &addresses, environment(&clock));
+    assert_eq!(again.err().unwrap().kind(), ErrorKind::Busy);
+}
+
+#[tokio::test]
+async fn secret_goes_only_to_the_node_that_issued_it() {
+    let clock = ManualClock::new();
+    let (first, other) = (founder("n1", &clock).await, founder("m1", &clock).await);
+    let mut token = first.cluster.issue_token().unwrap();
+    token.addresses = vec![other.address.clone()];
+    let dir = tempfile::tempdir().unwrap();
+    let addresses = ["127.0.0.1:1".to_owned()];
+    let word = token.to_word();
+    let joining = Cluster::join(dir.path(), "n2", &addresses, &word, environment(&clock));
+    let error = joining.await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("is not the node that issued the token"), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing was left behind");
+    // The right node, and a token that names another cluster.
+    let mut token = first.cluster.issue_token().unwrap();
+    token.cluster = other.cluster.cluster_id();
+    let error = try_join("n2", &token.to_word(), &clock).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("is in cluster"), "{error}");
+}
+
+#[tokio::test]
+async fn made_up_secret_is_refused() {
+    let clock = ManualClock::new();
+    let first = founder("n1", &clock).await;
+    let mut token = first.cluster.issue_token().unwrap();
+    token.secret.0[0] ^= 1;
+    let error = try_join("n2", &token.to_word(), &clock).await.err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(error.to_string().contains("not known"), "{error}");
+    let kept = std::fs::read_to_string(first.dir.path().join("node/tokens.json")).unwrap();
+    token.secret.0[0] ^= 1;
+    assert!(!kept.contains(&block::hex::to_hex(&token.secret.0)), "only a hash is kept");
+}
+
+#[tokio::test]
+async fn valid_tokens_are_bounded() {
+    let clock = ManualClock::new();
+    let first = founder("n1", &clock).await;
+    for _ in 0..256 {
+        first.cluster.issue_token().unwrap();
+    }
+    assert_eq!(first.cluster.issue_token().unwrap_err().kind(), ErrorKind::Full);
+    clock.advance(Duration::from_secs(3600));
+    assert!(first.cluster.issue_token().is_ok());
+}
