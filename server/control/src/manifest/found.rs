@@ -6,7 +6,7 @@
 //!   in use.
 //! - Once a pool was opened from here, or an opening was tried, nothing is removed.
 
-use super::{NODE, NODE_BACKUP, NodeDir, make_private_dir};
+use super::node_dir::{NODE, NODE_BACKUP, NodeDir, make_private_dir};
 use block::{Error, ErrorKind, Result};
 use rustix::fs::FlockOperation;
 use std::fs::{File, OpenOptions};
@@ -43,14 +43,14 @@ impl Drop for NodeDir {
         }
         // Ignore failures: a file that stays is useless but harmless.
         for name in [NODE, NODE_BACKUP] {
-            let _ = std::fs::remove_file(self.path.join(name));
+            let _ = std::fs::remove_file(self.path().join(name));
         }
         if !self.found.is_lock {
             // A process that waits for the lock checks again once it has it.
-            let _ = std::fs::remove_file(self.path.join(LOCK));
+            let _ = std::fs::remove_file(self.path().join(LOCK));
         }
         if !self.found.is_dir {
-            let _ = std::fs::remove_dir(&self.path); // only an empty one goes
+            let _ = std::fs::remove_dir(self.path()); // only an empty one goes
         }
     }
 }

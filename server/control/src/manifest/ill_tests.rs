@@ -1,5 +1,6 @@
 //! Tests of ownership in a store that gives wrong answers, and of giving a pool back.
 
+use super::node_dir::*;
 use super::*;
 use object_store::ObjectStore;
 use std::sync::Arc;

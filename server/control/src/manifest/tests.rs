@@ -1,5 +1,7 @@
 //! Tests of ownership and of the directory's identity.
 
+use super::found::lock;
+use super::node_dir::*;
 use super::*;
 use crate::store::StoreOptions;
 use crate::store::testing::{Fault, FaultyStore};
