@@ -155,6 +155,15 @@ impl Chain {
         }
     }
 
+    /// The error for an object of a running pool that is gone, with all that followed it.
+    pub(crate) fn gone(&self, number: u64) -> Error {
+        let what = format!(
+            "object {} is gone: the store was rolled back or emptied under the running pool",
+            self.name(number)
+        );
+        Error::new(ErrorKind::Corrupt, what)
+    }
+
     /// The error for an object that exists but is missing from listings.
     pub fn unlisted(&self, number: u64) -> Error {
         let what = format!(

@@ -5,15 +5,21 @@
 //!   several simultaneous attempts exactly one wins.
 //! - A pool that another directory has open is refused unless a take-over is asked for. The same directory takes its
 //!   own pool back after a crash, under the next epoch.
+//! - A pool whose log has members is opened only by a member of the newest link, or by force. A change of the members
+//!   is a link of the owner, and every take-over carries them over.
 //! - A manifest is authentic under the pool key, or it is refused as damaged.
 //! - A removed pool can be opened only by a restore, and one whose purge has begun can no longer be opened at all. Both
 //!   steps are links of the chain, so only one of a simultaneous restore and purge wins.
 //! - No clock decides who owns a pool. Times in a manifest are for display, and for the time for which a removed pool
 //!   is retained.
 
+mod configuration;
 mod found;
 mod node_dir;
+mod own_links;
 
+use self::configuration::carried_over;
+use self::own_links::{OwnLinks, Step};
 use crate::chain::{Chain, Created, Document, Format, corrupt, seal_document};
 use crate::store::Store;
 use async_recursion::async_recursion;
@@ -23,11 +29,14 @@ use block::quantities;
 use block::seal::PoolKey;
 use block::{Epoch, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
-pub use looking::look;
+pub use configuration::{Configuration, Degraded, MEMBER_COUNT_MAX, Member, NODE_NAME_BYTES_MAX};
+pub use looking::{look, newer_than};
 pub use node_dir::NodeDir;
+pub use own_links::Changed;
 pub use purging::{begin_purge, read_unverified};
 
 /// Manifests kept for people to read; only the newest counts.
@@ -87,30 +96,54 @@ pub struct Manifest {
     /// Objects of the removed pool are being deleted, or are gone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_purging: bool,
+    /// The members of the pool's log; absent for a pool that has its log on one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configuration: Option<Configuration>,
     /// Random: tells our own create from another's after an ambiguous answer.
     nonce: String,
+}
+
+/// The right by which a pool is taken that is not closed in order, or whose log has members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TakeOver {
+    /// Only from this directory itself. A pool whose log has members is refused.
+    #[default]
+    No,
+    /// From any node that has it open. Writes that it had not yet copied to the store are given up,
+    /// and the log has no members from then on.
+    Forced,
+    /// As a member of the pool's log: the members have every acknowledged write, so none is given
+    /// up. The caller must find it there before it serves. The configuration stays as it is. For a
+    /// pool without a configuration this is `No`.
+    ByQuorum,
+    /// Like `ByQuorum`, for a member that is a recovery quorum by itself: it is the only member from
+    /// then on. The caller must have proof that the member's log lacks nothing, and that the pool
+    /// may continue without the others.
+    Alone,
 }
 
 /// Terms on which a pool is taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
-    /// Take it even from a node that has it open.
-    pub take_over: bool,
+    /// The right by which it is taken.
+    pub take_over: TakeOver,
     /// Restore a removed pool to use.
     pub restores: bool,
     /// Time for which a removed pool is retained, for the message of a refusal.
     pub retention: Duration,
 }
 
-/// The right to serve a pool, held for as long as the pool is open.
+/// The right to serve a pool, held for as long as the pool is open. Clones share the newest link.
 #[derive(Clone, Debug)]
 pub struct Ownership {
     chain: Chain,
     key: PoolKey,
-    manifest: Manifest,
+    own: Arc<OwnLinks>,
     previous: Option<Manifest>,
     /// The pool was taken from a directory that was copied.
     is_from_copy: bool,
+    /// The pool was taken by a member of its log.
+    is_by_quorum: bool,
 }
 
 impl Ownership {
@@ -119,8 +152,9 @@ impl Ownership {
     ///
     /// # Errors
     /// `Busy` if another directory has the pool open and a take-over is not asked for, or if another node won at the
-    /// same moment; `NotFound` for a removed pool, unless it is restored; `Invalid` for a restore of one that is not
-    /// removed; `Corrupt` for a damaged newest manifest or a store older than this directory.
+    /// same moment; `Denied` if the pool's log has members and this directory is not one of them, is a copy of one, or
+    /// takes the pool alone or without a quorum where it may not; `NotFound` for a removed pool, unless it is restored;
+    /// `Invalid` for a restore of one that is not removed; `Corrupt` for a damaged newest manifest or a store older than this directory.
     #[async_recursion]
     pub async fn acquire(
         store: &Store,
@@ -137,7 +171,12 @@ impl Ownership {
             check_available(node, pool, previous, terms.take_over)?;
         }
         check_not_removed(name, previous.as_ref(), terms)?;
-        let manifest = next_manifest(node, pool, name, previous.as_ref());
+        let configuration = match &previous {
+            Some(previous) => carried_over(node, previous, terms.take_over)?,
+            None => None,
+        };
+        let next = next_manifest(node, pool, name, previous.as_ref());
+        let manifest = Manifest { configuration, ..next };
         let bytes = seal_document(key, PURPOSE, &manifest)?;
         node.record_attempt(&manifest.nonce)?;
         let created = match chain.create(manifest.number, &bytes).await {
@@ -172,19 +211,27 @@ impl Ownership {
     /// # Errors
     /// `Io` if node.json cannot be written.
     pub fn settle(&self, node: &NodeDir) -> Result<()> {
-        node.record(self.manifest.pool, self.manifest.epoch, self.manifest.number)
+        let newest = self.own.newest();
+        node.record(newest.pool, newest.epoch, newest.number)
     }
 
     /// This owner's term.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        Epoch(self.manifest.epoch)
+        Epoch(self.own.newest().epoch)
     }
 
-    /// The manifest that makes this process the owner.
+    /// The newest link of this owner that is known to be in the chain.
     #[must_use]
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+    pub fn manifest(&self) -> Arc<Manifest> {
+        self.own.newest()
+    }
+
+    /// Tells whether a member of the pool's log has taken the pool. The members then decide how much of the log is
+    /// valid, and not the directory; no acknowledged write is given up.
+    #[must_use]
+    pub fn is_by_quorum(&self) -> bool {
+        self.is_by_quorum
     }
 
     /// The manifest before ours, if the pool is not new.
@@ -194,10 +241,15 @@ impl Ownership {
     }
 
     /// Tells whether the pool was taken without a release by its last owner: another directory, or the original of this
-    /// one. Writes that the last owner had answered and not yet copied to the store are not here.
+    /// one. Writes that the last owner had answered and not yet copied to the store are not here. Never true for a
+    /// member of the pool's log, unless it was told to use force.
     #[must_use]
     pub fn is_forced(&self) -> bool {
-        let is_first_term = self.manifest.owner_since_epoch == self.manifest.epoch;
+        if self.is_by_quorum {
+            return false;
+        }
+        let newest = self.own.newest();
+        let is_first_term = newest.owner_since_epoch == newest.epoch;
         let is_released = self.previous.as_ref().is_none_or(|previous| previous.is_released);
         (is_first_term || self.is_from_copy) && !is_released
     }
@@ -206,28 +258,8 @@ impl Ownership {
     /// has owned the pool since. Otherwise its tail must be kept and not replayed.
     #[must_use]
     pub fn may_replay(&self, log_epoch: Epoch) -> bool {
-        log_epoch.0 >= self.manifest.owner_since_epoch && log_epoch.0 <= self.manifest.epoch
-    }
-
-    /// Checks whether this process still owns the pool. One listing suffices if it shows our manifest.
-    ///
-    /// # Errors
-    /// `Fenced` if another owner took over: stop at once. `Corrupt` if our manifest is gone according to both the
-    /// object itself and several listings. `Unavailable` if the store does not answer, or its listing does not show an
-    /// object that exists: nothing is known.
-    #[async_recursion]
-    pub async fn check(&self) -> Result<()> {
-        match self.chain.newest_from(self.manifest.number).await? {
-            Some(number) if number == self.manifest.number => Ok(()),
-            Some(_) => Err(self.fenced().await),
-            None => Err(Error::new(
-                ErrorKind::Corrupt,
-                format!(
-                    "object {} is gone: the store was rolled back or emptied under the running pool",
-                    self.chain.name(self.manifest.number)
-                ),
-            )),
-        }
+        let newest = self.own.newest();
+        log_epoch.0 >= newest.owner_since_epoch && log_epoch.0 <= newest.epoch
     }
 
     async fn fenced(&self) -> Error {
@@ -235,45 +267,31 @@ impl Ownership {
             Ok(Some(winner)) => winner.owner.to_string(),
             _ => "another node".to_owned(),
         };
-        Error::new(
-            ErrorKind::Fenced,
-            format!(
-                "pool {} was taken over by {who}; epoch {} has ended here",
-                self.manifest.name, self.manifest.epoch
-            ),
-        )
+        let newest = self.own.newest();
+        let (name, epoch) = (&newest.name, newest.epoch);
+        let what = format!("pool {name} was taken over by {who}; epoch {epoch} has ended here");
+        Error::new(ErrorKind::Fenced, what)
     }
 
-    /// Records that the pool is closed in order, so that any node may open it next. Call this last.
+    /// Records that the pool is closed in order, so that any node may open it next, or any member if its log has
+    /// members. Call this last. It may be repeated after an error.
     ///
     /// # Errors
     /// `Fenced` if another owner took over meanwhile.
     #[async_recursion]
     pub async fn release(&self) -> Result<()> {
-        let mut released = successor(&self.manifest);
-        released.is_released = true;
-        self.end_with(&released).await
+        self.advance(Step::Release).await.map(drop)
     }
 
-    /// Records, in place of a release, that the pool is removed at `now`, in seconds since 1970. Returns that time.
+    /// Records, in place of a release, that the pool is removed at `now`, in seconds since 1970. Returns the time of
+    /// the removal, which is that of the first call if this is repeated after an error.
     ///
     /// # Errors
     /// `Fenced` if another owner took over meanwhile.
     #[async_recursion]
     pub async fn remove(&self, now: u64) -> Result<u64> {
-        let mut removed = successor(&self.manifest);
-        removed.is_released = true;
-        removed.removed_at = Some(now);
-        self.end_with(&removed).await?;
-        Ok(now)
-    }
-
-    async fn end_with(&self, last: &Manifest) -> Result<()> {
-        let bytes = seal_document(&self.key, PURPOSE, last)?;
-        match self.chain.create(last.number, &bytes).await? {
-            Created::Ours => Ok(()),
-            Created::Lost => Err(self.fenced().await),
-        }
+        let link = self.advance(Step::Remove(now)).await?;
+        Ok(link.removed_at.unwrap_or(now))
     }
 }
 
@@ -381,17 +399,32 @@ async fn read_newest(chain: &Chain, key: &PoolKey) -> Result<Option<Manifest>> {
     {
         return Err(corrupt(&name, "its epoch is impossible"));
     }
+    let owner = manifest.owner.node_id;
+    if let Some(fault) = manifest.configuration.as_ref().and_then(|one| one.fault(owner)) {
+        return Err(corrupt(&name, &format!("its configuration is impossible: {fault}")));
+    }
     Ok(Some(manifest))
 }
 
-fn check_available(node: &NodeDir, pool: Uuid, previous: &Manifest, take_over: bool) -> Result<()> {
+fn check_available(
+    node: &NodeDir,
+    pool: Uuid,
+    previous: &Manifest,
+    take_over: TakeOver,
+) -> Result<()> {
     if previous.pool != pool {
         return Err(Error::new(
             ErrorKind::Corrupt,
             format!("manifest is of pool {}, the key ring of pool {pool}", previous.pool),
         ));
     }
-    if previous.is_released || take_over || (node.has_witnessed(previous) && !node.is_copy()) {
+    if take_over == TakeOver::Forced {
+        return Ok(());
+    }
+    if previous.configuration.is_some() {
+        return carried_over(node, previous, take_over).map(drop);
+    }
+    if previous.is_released || (node.has_witnessed(previous) && !node.is_copy()) {
         return Ok(());
     }
     let name = &previous.name;
@@ -471,6 +504,7 @@ fn next_manifest(node: &NodeDir, pool: Uuid, name: &str, previous: Option<&Manif
         removed_at: None,
         held_epoch: None,
         is_purging: false,
+        configuration: None,
         nonce: fresh_nonce(),
     }
 }
@@ -483,6 +517,8 @@ mod give_back;
 #[cfg(test)]
 mod ill_tests;
 mod looking;
+#[cfg(test)]
+mod members_tests;
 mod purging;
 #[cfg(test)]
 mod tests;

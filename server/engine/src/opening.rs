@@ -30,7 +30,7 @@ use block::quantities::ByteSize;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use control::keys::KeyRing;
-use control::manifest::{NodeDir, Ownership, Terms};
+use control::manifest::{NodeDir, Ownership, TakeOver, Terms};
 use control::store::{Store, StoreOptions};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -201,7 +201,10 @@ async fn prepare(config: &PoolConfig, opening: Opening) -> Result<Prepared<'_>> 
         Opening::OrNew | Opening::TakeOver => KeyRing::open_or_create(&store, &config.keys).await?,
     };
     let terms = Terms {
-        take_over: opening == Opening::TakeOver,
+        take_over: match opening {
+            Opening::TakeOver => TakeOver::Forced,
+            Opening::Existing | Opening::Removed | Opening::OrNew => TakeOver::No,
+        },
         restores: opening == Opening::Removed,
         retention: config.retention,
     };
@@ -561,10 +564,11 @@ struct LossOwed<'a> {
 }
 
 impl LossOwed<'_> {
-    /// Records the duty if this is a take-over. To be called before the pool is taken.
+    /// Records the duty if this is a take-over by force: another one gives up no write. To be called
+    /// before the pool is taken.
     fn before(dir: &Path, terms: Terms) -> Result<LossOwed<'_>> {
         let was_owed = dir.join(TAKEN_OVER).exists();
-        if terms.take_over {
+        if terms.take_over == TakeOver::Forced {
             make_mark(dir, TAKEN_OVER)?;
         }
         Ok(LossOwed { dir, was_owed })

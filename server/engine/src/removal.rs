@@ -84,7 +84,7 @@ pub async fn remove(
     check_detached: impl FnOnce(&str) -> Result<()>,
 ) -> Result<PoolRemoved> {
     let open = opening::open(config, Opening::Existing).await?;
-    let Manifest { name, pool, .. } = open.ownership.manifest().clone();
+    let Manifest { name, pool, .. } = Manifest::clone(&open.ownership.manifest());
     // The check must follow the opening: only while the pool is open here can no daemon attach
     // anything.
     if let Err(error) = check_detached(&name) {
@@ -103,7 +103,7 @@ pub async fn remove(
 #[async_recursion]
 pub async fn restore(config: &PoolConfig) -> Result<PoolRestored> {
     let open = opening::open(config, Opening::Removed).await?;
-    let Manifest { name, pool, .. } = open.ownership.manifest().clone();
+    let Manifest { name, pool, .. } = Manifest::clone(&open.ownership.manifest());
     let volume_count = open.pool.volumes().len() as u64;
     open.close().await?;
     Ok(PoolRestored { name, pool, volume_count })

@@ -4,7 +4,9 @@
 //! - Numbers and epochs never go back. The manifest that gives a pool back has the epoch of the
 //!   failed opening, and names in `held_epoch` the one that the owner's directory knows.
 //! - A pool that was open in this directory, and not closed in order, stays so: its log is here.
+//! - The members of the log are those of before: an opening that has failed removes no member.
 
+use super::own_links::{OwnLinks, Step};
 use super::{Manifest, NodeDir, Ownership};
 use crate::chain::Chain;
 use async_recursion::async_recursion;
@@ -20,8 +22,9 @@ impl Ownership {
         previous: Option<Manifest>,
         node: &NodeDir,
     ) -> Ownership {
-        let key = key.clone();
-        Ownership { chain, key, manifest, previous, is_from_copy: node.is_copy() }
+        let (key, is_from_copy) = (key.clone(), node.is_copy());
+        let is_by_quorum = manifest.configuration.is_some();
+        Ownership { chain, key, own: OwnLinks::new(manifest), previous, is_from_copy, is_by_quorum }
     }
 
     /// Undoes [`Ownership::acquire`] for an opening that has failed: the pool returns to its
@@ -33,14 +36,20 @@ impl Ownership {
     /// `Fenced` if another owner took over meanwhile; store errors.
     #[async_recursion]
     pub async fn give_back(&self, node: &NodeDir) -> Result<bool> {
-        let is_own = self.manifest.owner_since_epoch != self.manifest.epoch && !self.is_from_copy;
+        let manifest = self.manifest();
+        let is_own = manifest.owner_since_epoch != manifest.epoch && !self.is_from_copy;
+        let configuration = self.previous.as_ref().and_then(|one| one.configuration.as_ref());
         let previous = match &self.previous {
             // It was open here, and not closed in order: it stays so, and its log is here.
-            Some(previous) if is_own && !previous.is_released => return Ok(false),
+            Some(previous) if is_own && !previous.is_released => {
+                self.advance(Step::Configure(configuration)).await?;
+                return Ok(false);
+            }
             // The directory has recorded the new epoch as the one that it held.
             Some(previous)
                 if is_own && previous.removed_at.is_none() && node.epoch() == self.epoch() =>
             {
+                self.advance(Step::Configure(configuration)).await?;
                 self.release().await?;
                 return Ok(true);
             }
@@ -50,23 +59,14 @@ impl Ownership {
                 return Ok(true);
             }
         };
-        // Keep the nonce, by which the owner's directory may know it. The seal makes the bytes
-        // unique.
-        let back = Manifest {
-            number: self.manifest.number + 1,
-            previous_number: self.manifest.number,
-            epoch: self.manifest.epoch,
-            held_epoch: Some(previous.held_epoch()),
-            ..previous.clone()
-        };
-        self.end_with(&back).await?;
+        self.advance(Step::GiveBack(previous)).await?;
         Ok(true)
     }
 
     /// Gives the pool back after a create with an unknown outcome, if it is ours.
     pub(super) async fn give_back_if_taken(&self, bytes: &bytes::Bytes, node: &NodeDir) {
-        let name = self.chain.name(self.manifest.number);
-        let given_back = match self.chain.read(self.manifest.number).await {
+        let name = self.chain.name(self.manifest().number);
+        let given_back = match self.chain.read(self.manifest().number).await {
             Ok(Some(found)) if found == *bytes => self.give_back(node).await.map(drop),
             Ok(_) => return,
             Err(error) => Err(error),

@@ -35,7 +35,7 @@ async fn open(store: &Store, node: &NodeDir) -> Result<Ownership> {
 }
 
 async fn take_over(store: &Store, node: &NodeDir) -> Result<Ownership> {
-    acquire_with(store, node, Terms { take_over: true, ..Terms::default() }).await
+    acquire_with(store, node, Terms { take_over: TakeOver::Forced, ..Terms::default() }).await
 }
 
 #[tokio::test]

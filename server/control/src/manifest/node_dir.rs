@@ -155,14 +155,7 @@ impl NodeDir {
         let file = self.file.lock();
         let Some(known) = file.pool else { return Ok(()) };
         if known != pool {
-            return Err(Error::new(
-                ErrorKind::Denied,
-                format!(
-                    "directory {} belongs to pool {known}, but the store holds pool {pool}; \
-                     use the right --store or another --dir",
-                    self.path.display()
-                ),
-            ));
+            return Err(self.other_pool(known, pool));
         }
         let epoch = newest.map_or(0, |manifest| manifest.epoch);
         if epoch < file.epoch {
@@ -223,6 +216,47 @@ impl NodeDir {
             }
         }
         self.save()
+    }
+
+    /// Records the number of a later manifest of the epoch that the directory has held. Returns
+    /// false, without effect, if it has not recorded that epoch.
+    pub(super) fn note_manifest(&self, epoch: u64, number: u64) -> Result<bool> {
+        {
+            let mut file = self.file.lock();
+            if file.epoch != epoch {
+                return Ok(false);
+            }
+            file.manifest = file.manifest.max(number);
+        }
+        self.save().map(|()| true)
+    }
+
+    /// Binds the directory to a pool whose log it stores, before it answers for anything. From then
+    /// on a copy of the directory is told from it, and it refuses other pools.
+    ///
+    /// # Errors
+    /// `Denied` if it belongs to another pool; `Io` if node.json cannot be written.
+    pub fn join(&self, pool: Uuid) -> Result<()> {
+        {
+            let mut file = self.file.lock();
+            match file.pool {
+                Some(known) if known == pool => return Ok(()),
+                Some(known) => return Err(self.other_pool(known, pool)),
+                None => file.pool = Some(pool),
+            }
+        }
+        self.save()
+    }
+
+    fn other_pool(&self, known: Uuid, pool: Uuid) -> Error {
+        Error::new(
+            ErrorKind::Denied,
+            format!(
+                "directory {} belongs to pool {known}, but the store holds pool {pool}; \
+                 use the right --store or another --dir",
+                self.path.display()
+            ),
+        )
     }
 
     fn save(&self) -> Result<()> {

@@ -20,6 +20,7 @@ fn node() -> (TempDir, NodeDir) {
 }
 
 fn terms(take_over: bool) -> Terms {
+    let take_over = if take_over { TakeOver::Forced } else { TakeOver::No };
     Terms { take_over, ..Terms::default() }
 }
 
@@ -380,6 +381,7 @@ async fn golden_manifest_of_version_1() {
         removed_at: None,
         held_epoch: None,
         is_purging: false,
+        configuration: None,
         nonce: "f0".repeat(16),
     };
     let salt = [0xc0; block::seal::SALT_BYTES];

@@ -178,7 +178,7 @@ async fn interrupted_take_over_still_marks_lost_writes() {
     let store = Store::open(&there.store_url, &StoreOptions::default()).unwrap();
     let keys = KeyRing::open(&store, &there.keys).await.unwrap();
     let node = NodeDir::open(&there.dir).unwrap();
-    let terms = Terms { take_over: true, ..Terms::default() };
+    let terms = Terms { take_over: TakeOver::Forced, ..Terms::default() };
     let _owed = LossOwed::before(&there.dir, terms).unwrap();
     let key = &keys.newest().key;
     Ownership::acquire(&store, &node, key, keys.pool(), "main", terms).await.unwrap();
