@@ -46,6 +46,7 @@ pub use format::reencode::{LogPart, reencode};
 pub use format::state::TailLoss;
 pub use log::{
     Log, LogNotes, LogSources, LogStatus, ObsoleteSpillFiles, RingSpace, SpillChange, SpillPart,
+    WeakLog,
 };
 pub use options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
 pub use overlay::extents::{Piece, Source};

@@ -39,7 +39,7 @@ use block::seal::PoolKey;
 use block::{Error, ErrorKind, Lsn, PayloadBuffer, Result, VolumeId};
 use bytes::Bytes;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The core with the disk that it works on.
 struct DrivenCore {
@@ -77,7 +77,27 @@ pub struct Log {
     inner: Arc<LogInner>,
 }
 
+/// A handle that does not keep the log open.
+#[derive(Clone)]
+pub struct WeakLog {
+    inner: Weak<LogInner>,
+}
+
+impl WeakLog {
+    /// Returns the log, if it is still open.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Log> {
+        self.inner.upgrade().map(|inner| Log { inner })
+    }
+}
+
 impl Log {
+    /// Returns a handle that does not keep the log open.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakLog {
+        WeakLog { inner: Arc::downgrade(&self.inner) }
+    }
+
     /// Resolves once everything answered before the call is on stable storage, with the LSN up to
     /// which the log is durable. Concurrent flushes share one sync.
     ///

@@ -1,0 +1,320 @@
+//! The member of a log on this node: a thread that applies the rules of [`Follower`] to a log on disk.
+//!
+//! Invariants:
+//! - Effects are carried out in order, each completely, before the answer that follows them leaves.
+//! - An effect that fails ends the member: nothing is answered afterwards. Its next start finds what is
+//!   on disk.
+//! - One thread has the log. Requests wait in a bounded queue. The thread waits for no connection.
+
+use crate::document::DocumentFile;
+use block::env::Clock;
+use block::{Error, ErrorKind, Position, Result};
+use bytes::Bytes;
+use replication::{Answer, Batch, Document, Effect, Follower, Found, LogIndex, MemberId, Request};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+use uuid::Uuid;
+
+/// Requests that wait for the member's thread. Chosen by hand: as many as one owner has under way.
+const QUEUE_MAX: usize = 64;
+/// Batches in one answer, in bytes. Chosen by hand.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// Time between two notes of how far the log is synced. Chosen by hand.
+const TICK: Duration = Duration::from_millis(500);
+/// Room for answers to one connection: more than an owner has requests under way.
+pub(crate) const ANSWERS_MAX: usize = 2 * QUEUE_MAX;
+
+/// The log of a member on disk. One thread uses it. Every method blocks.
+pub trait MemberLog: Send + 'static {
+    /// Writes batches behind the newest one.
+    ///
+    /// # Errors
+    /// `Full`, `Corrupt` for batches that are damaged or do not follow, `Io`; the member then ends.
+    fn write(&mut self, batches: &[Batch]) -> Result<()>;
+
+    /// Drops every batch above `sequence`.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn cut(&mut self, sequence: u64) -> Result<()>;
+
+    /// Drops every batch. The log begins behind `before` from now on, also after a loss of power.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn reset(&mut self, before: Position) -> Result<()>;
+
+    /// Puts everything that was written on stable storage.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn sync(&mut self) -> Result<()>;
+
+    /// Reads batches behind `sequence`, as many as fit `bytes_max`, at least one if there is one.
+    ///
+    /// # Errors
+    /// `Corrupt` for a damaged batch, `Io`.
+    fn read(&self, sequence: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>>;
+
+    /// Sequence of the first batch that the log has or will have; earlier ones were released.
+    fn start(&self) -> u64;
+}
+
+/// What the log on disk holds at the start of a member.
+#[derive(Clone, Debug)]
+pub struct FoundLog {
+    /// The positions in it.
+    pub index: LogIndex,
+    /// Sequence of the first batch whose bytes are not whole, if the log does not end in free space.
+    pub damaged: Option<u64>,
+}
+
+enum Job {
+    Request(Request, mpsc::Sender<Answer>),
+    Index(oneshot::Sender<(Document, LogIndex)>),
+    Tick,
+}
+
+/// What the thread and the handles share.
+#[derive(Debug)]
+struct Shared {
+    clock: Arc<dyn Clock>,
+    origin: Instant,
+    /// Time of the newest append, in nanoseconds since the origin.
+    appended_at: AtomicU64,
+    promised: AtomicU64,
+}
+
+impl Shared {
+    fn now(&self) -> u64 {
+        u64::try_from(self.clock.since(self.origin).as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A running member. Dropping it ends the thread once it has finished the present request.
+#[derive(Debug)]
+pub struct Member {
+    jobs: mpsc::Sender<Job>,
+    shared: Arc<Shared>,
+    thread: JoinHandle<Result<DocumentFile>>,
+    id: MemberId,
+}
+
+impl<L: MemberLog + ?Sized> MemberLog for Box<L> {
+    fn write(&mut self, batches: &[Batch]) -> Result<()> {
+        (**self).write(batches)
+    }
+
+    fn cut(&mut self, sequence: u64) -> Result<()> {
+        (**self).cut(sequence)
+    }
+
+    fn reset(&mut self, before: Position) -> Result<()> {
+        (**self).reset(before)
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        (**self).sync()
+    }
+
+    fn read(&self, sequence: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {
+        (**self).read(sequence, bytes_max)
+    }
+
+    fn start(&self) -> u64 {
+        (**self).start()
+    }
+}
+
+/// The state of a member.
+struct Running<L> {
+    follower: Follower,
+    log: L,
+    file: DocumentFile,
+    shared: Arc<Shared>,
+}
+
+impl Member {
+    /// Starts the member of `file` on `log`. `boot` identifies the boot of the kernel. Blocks until the
+    /// log is synced and the start is stored.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn start<L: MemberLog>(
+        file: DocumentFile,
+        log: L,
+        found: FoundLog,
+        boot: Uuid,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Member> {
+        let id = file.stored.member;
+        let promised = AtomicU64::new(file.stored.document.promised.0);
+        let (origin, appended_at) = (clock.now(), AtomicU64::new(0));
+        let shared = Arc::new(Shared { clock, origin, appended_at, promised });
+        let FoundLog { index, damaged } = found;
+        let found = Found { document: file.stored.document, log: index, damaged, boot };
+        let (follower, effects) = Follower::start(found, shared.now());
+        let mut running = Running { follower, log, file, shared: Arc::clone(&shared) };
+        running.carry_out(effects, None)?;
+        let (jobs, queue) = mpsc::channel(QUEUE_MAX);
+        let thread = std::thread::Builder::new()
+            .name("spindle-member".into())
+            .spawn(move || running.run(queue))
+            .map_err(|e| Error::with_source(ErrorKind::Io, "start the thread of a member", e))?;
+        Ok(Member { jobs, shared, thread, id })
+    }
+
+    /// Identity of the member.
+    #[must_use]
+    pub fn id(&self) -> MemberId {
+        self.id
+    }
+
+    /// Time since an owner last sent a request of the newest epoch, or since the start.
+    #[must_use]
+    pub fn silence(&self) -> Duration {
+        let at = self.shared.appended_at.load(Ordering::Relaxed);
+        Duration::from_nanos(self.shared.now().saturating_sub(at))
+    }
+
+    /// Hands a request to the member. Its answer, if it has one, comes through `answers`.
+    ///
+    /// # Errors
+    /// `Unavailable` if the member has ended.
+    pub async fn request(&self, request: Request, answers: &mpsc::Sender<Answer>) -> Result<()> {
+        self.jobs.send(Job::Request(request, answers.clone())).await.map_err(|_| ended())
+    }
+
+    /// Hands a request to the member, and waits for the answer. `None` if it gives none.
+    ///
+    /// # Errors
+    /// `Unavailable` if the member has ended.
+    pub async fn ask(&self, request: Request) -> Result<Option<Answer>> {
+        let (sender, mut answers) = mpsc::channel(1);
+        self.jobs.send(Job::Request(request, sender)).await.map_err(|_| ended())?;
+        // The thread drops the sender of a request that it does not answer.
+        let answer = answers.recv().await;
+        if answer.is_none() && self.jobs.is_closed() { Err(ended()) } else { Ok(answer) }
+    }
+
+    /// Returns the document and the positions in the log.
+    ///
+    /// # Errors
+    /// `Unavailable` if the member has ended.
+    pub async fn state(&self) -> Result<(Document, LogIndex)> {
+        let (sender, state) = oneshot::channel();
+        self.jobs.send(Job::Index(sender)).await.map_err(|_| ended())?;
+        state.await.map_err(|_| ended())
+    }
+
+    /// Notes in the document how far the log is synced, unless the member is busy. Called about twice a
+    /// second.
+    pub fn tick(&self) {
+        let _ = self.jobs.try_send(Job::Tick);
+    }
+
+    /// Time between two calls of [`Member::tick`].
+    pub const TICK: Duration = TICK;
+
+    /// Ends the member after the requests that it has. Blocks. The log is closed afterwards.
+    ///
+    /// # Errors
+    /// The failure that ended it earlier.
+    pub(crate) fn close(self) -> Result<DocumentFile> {
+        drop(self.jobs);
+        self.thread.join().unwrap_or_else(|_| Err(ended()))
+    }
+}
+
+fn ended() -> Error {
+    Error::new(ErrorKind::Unavailable, "ask the member of the write log on this node: it has ended")
+}
+
+impl<L: MemberLog> Running<L> {
+    fn run(mut self, mut queue: mpsc::Receiver<Job>) -> Result<DocumentFile> {
+        while let Some(job) = queue.blocking_recv() {
+            let done = match job {
+                Job::Request(request, answers) => self.on_request(request, &answers),
+                Job::Index(sender) => {
+                    // A caller that is gone needs no answer.
+                    let _ = sender.send((*self.follower.document(), self.follower.log().clone()));
+                    Ok(())
+                }
+                Job::Tick => {
+                    let effects = self.follower.on_tick().into_iter().collect();
+                    self.carry_out(effects, None)
+                }
+            };
+            if let Err(error) = done {
+                tracing::error!(
+                    error = %error.chain(),
+                    "the member of the write log on this node has failed and answers nothing more"
+                );
+                return Err(error);
+            }
+        }
+        Ok(self.file)
+    }
+
+    fn on_request(&mut self, request: Request, answers: &mpsc::Sender<Answer>) -> Result<()> {
+        let now = self.shared.now();
+        let is_append = matches!(&request, Request::Append { lease: Some(_), .. });
+        let is_current = request.epoch() >= self.follower.document().promised;
+        if is_append && is_current {
+            self.shared.appended_at.store(now, Ordering::Relaxed);
+        }
+        let effects = self.follower.on_request(now, request);
+        self.shared.promised.store(self.follower.document().promised.0, Ordering::Relaxed);
+        self.carry_out(effects, Some(answers))
+    }
+
+    fn carry_out(
+        &mut self,
+        effects: Vec<Effect>,
+        answers: Option<&mpsc::Sender<Answer>>,
+    ) -> Result<()> {
+        let send = |answer| {
+            // The channel has room for everything that an owner has under way. One that has ended needs
+            // no answer.
+            if let Some(answers) = answers {
+                let _ = answers.try_send(answer);
+            }
+        };
+        for effect in effects {
+            match effect {
+                Effect::Store(document) => self.file.store(document)?,
+                Effect::Cut(sequence) => self.log.cut(sequence)?,
+                Effect::Reset(before) => self.log.reset(before)?,
+                Effect::Write(batches) => {
+                    self.log.write(&batches)?;
+                    self.follower.on_released(self.log.start() - 1);
+                }
+                Effect::Sync => self.log.sync()?,
+                Effect::Answer(answer) => send(answer),
+                Effect::Send { epoch, run, start, previous } => {
+                    match self.log.read(previous.sequence, ANSWER_BYTES_MAX) {
+                        Ok(read) => {
+                            let batch = |(position, bytes)| Batch { position, bytes };
+                            let batches = read.into_iter().map(batch).collect();
+                            send(Answer::Batches { epoch, run, start, previous, batches });
+                        }
+                        Err(error) if error.kind() == ErrorKind::Corrupt => {
+                            tracing::error!(
+                                error = %error.chain(),
+                                "a batch in this member's log is damaged; an owner brings it again"
+                            );
+                            // The candidate asks again, and learns what the log has now.
+                            let effects = self.follower.on_damage(previous.sequence + 1);
+                            self.carry_out(effects, answers)?;
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

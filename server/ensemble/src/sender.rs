@@ -1,0 +1,305 @@
+//! The task that sends the owner's log to one member.
+//!
+//! Invariants:
+//! - What is under way is bounded in bytes and in requests; a member beyond the bound waits, and
+//!   nobody else does.
+//! - A request is noted in the state machine before it is sent. If the link ends, the machine goes back
+//!   to what was answered.
+
+use crate::owned::{Shared, State};
+use crate::peers::Link;
+use replication::{Answer, Batch, Lease, MemberId, Request, Sending};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Batches in one request. Chosen by hand: enough that bytes bound it.
+const BATCHES_MAX: u64 = 256;
+
+/// What was sent over the present link.
+#[derive(Debug, Default)]
+struct Sent {
+    /// Bytes of the requests without an answer, oldest first.
+    under_way: VecDeque<usize>,
+    bytes: usize,
+    /// A sync of everything up to this sequence was asked for.
+    sync_requested: u64,
+    /// Time of the last request, in nanoseconds since the owner's origin.
+    last_at: Option<u64>,
+    /// Time of the last answer, or of the first request that has waited for one since.
+    answered_at: u64,
+}
+
+impl Sent {
+    fn on_answer(&mut self, now: u64) {
+        self.bytes -= self.under_way.pop_front().unwrap_or(0);
+        self.answered_at = now;
+    }
+
+    fn on_request(&mut self, now: u64, bytes: usize) {
+        if self.under_way.is_empty() {
+            self.answered_at = now;
+        }
+        self.under_way.push_back(bytes);
+        self.bytes += bytes;
+        self.last_at = Some(now);
+    }
+
+    /// Whether an answer is overdue.
+    fn is_silent(&self, shared: &Shared) -> bool {
+        let since = shared.now().saturating_sub(self.answered_at);
+        !self.under_way.is_empty() && Duration::from_nanos(since) >= shared.options.silence
+    }
+}
+
+/// What to do for the member.
+enum Next {
+    /// Send this.
+    Send(Request, usize),
+    /// Read the batches of this from the ring, and send them.
+    Read(Sending),
+    /// Nothing before something happens, or this time passes.
+    Wait(Duration),
+    /// The owner has ended.
+    End,
+}
+
+/// Sends the log of `shared` to `member` until the owner ends.
+pub(crate) async fn run(shared: Arc<Shared>, member: MemberId) {
+    let mut stop = shared.stop.subscribe();
+    let sending = async {
+        loop {
+            match shared.peers.connect(member).await {
+                Ok(link) => {
+                    note(&shared, member, None);
+                    let is_ended = converse(&shared, member, link).await;
+                    shared.state.lock().owner.on_disconnected(&member);
+                    if is_ended {
+                        return;
+                    }
+                    note(&shared, member, Some("the connection ended".to_owned()));
+                }
+                Err(error) => note(&shared, member, Some(error.chain())),
+            }
+            tokio::time::sleep(shared.options.reconnect).await;
+        }
+    };
+    tokio::select! {
+        () = sending => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+}
+
+/// Notes the state of the connection; logs a change.
+fn note(shared: &Shared, member: MemberId, error: Option<String>) {
+    let mut state = shared.state.lock();
+    let status = state.statuses.entry(member).or_default();
+    let is_connected = error.is_none();
+    let is_change = status.is_connected != is_connected || status.error != error;
+    (status.is_connected, status.error) = (is_connected, error.clone());
+    drop(state);
+    match error {
+        _ if !is_change => {}
+        None => tracing::info!(%member, "connected to a member of the write log"),
+        Some(error) => {
+            tracing::warn!(%member, error, "could not reach a member of the write log");
+        }
+    }
+}
+
+/// Exchanges messages over one link. Returns whether the owner has ended.
+async fn converse(shared: &Arc<Shared>, member: MemberId, mut link: Link) -> bool {
+    let mut sent = Sent::default();
+    loop {
+        // Answers first: they free room, and a quorum may wait for them.
+        while let Ok(answer) = link.answers.try_recv() {
+            take(shared, &member, &mut sent, &answer);
+        }
+        if sent.is_silent(shared) {
+            return false;
+        }
+        let wait = match next(shared, &member, &mut sent) {
+            Next::End => return true,
+            Next::Wait(wait) => wait,
+            Next::Send(request, bytes) => {
+                if !send(shared, &member, &mut link, &mut sent, (request, bytes)).await {
+                    return false;
+                }
+                continue;
+            }
+            Next::Read(sending) => {
+                let Some(request) = read(shared, member, &mut sent, sending).await else {
+                    return false;
+                };
+                if let Some(request) = request
+                    && !send(shared, &member, &mut link, &mut sent, request).await
+                {
+                    return false;
+                }
+                continue;
+            }
+        };
+        let Some(wake) = shared.wakes.get(&member) else { return true };
+        tokio::select! {
+            answer = link.answers.recv() => match answer {
+                Some(answer) => take(shared, &member, &mut sent, &answer),
+                None => return false,
+            },
+            () = wake.notified() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+fn take(shared: &Shared, member: &MemberId, sent: &mut Sent, answer: &Answer) {
+    sent.on_answer(shared.now());
+    shared.on_answer(member, answer);
+}
+
+/// Sends a request, and takes answers while the link has no room for it. Returns false if the link has
+/// ended.
+async fn send(
+    shared: &Shared,
+    member: &MemberId,
+    link: &mut Link,
+    sent: &mut Sent,
+    (request, bytes): (Request, usize),
+) -> bool {
+    sent.on_request(shared.now(), bytes);
+    let Link { requests, answers } = link;
+    let permit = loop {
+        tokio::select! {
+            biased;
+            permit = requests.reserve() => match permit {
+                Ok(permit) => break permit,
+                Err(_) => return false,
+            },
+            answer = answers.recv() => match answer {
+                Some(answer) => take(shared, member, sent, &answer),
+                None => return false,
+            },
+        }
+    };
+    permit.send(request);
+    true
+}
+
+/// Says what to do for the member now.
+fn next(shared: &Shared, member: &MemberId, sent: &mut Sent) -> Next {
+    let (now, options) = (shared.now(), &shared.options);
+    let state = &mut *shared.state.lock();
+    let Some(progress) = state.owner.progress(member).copied() else { return Next::End };
+    if state.owner.superseded_by().is_some() {
+        return Next::End;
+    }
+    let has_room = progress.may_send()
+        && sent.bytes < options.under_way_bytes
+        && sent.under_way.len() < options.under_way_count;
+    let batches_max = if has_room { BATCHES_MAX } else { 0 };
+    let heartbeat = u64::try_from(options.heartbeat.as_nanos()).unwrap_or(u64::MAX);
+    let due_at = sent.last_at.map_or(0, |at| at.saturating_add(heartbeat));
+    let wait = || Next::Wait(Duration::from_nanos(due_at.saturating_sub(now)).max(MIN_WAIT));
+    let Some(mut sending) = state.owner.sending(member, &state.index, batches_max) else {
+        return wait();
+    };
+    let has_batches = sending.has_batches();
+    let mut prepared = Prepared { now, lease: shared.lease_ns(), ..Prepared::default() };
+    if let Sending::Append { previous, last, .. } = &mut sending {
+        if has_batches {
+            match state.window.batches(previous.sequence + 1, *last, options.request_bytes) {
+                Some(found) => prepared.batches = found,
+                None => return Next::Read(sending),
+            }
+            *last = prepared.batches.last().map_or(*previous, |batch| batch.position).sequence;
+        }
+        prepared.is_sync = is_sync_due(state.sync_wanted, sent, progress.synced, *last);
+        let is_full = sent.under_way.len() >= options.under_way_count;
+        if !has_batches && (is_full || !prepared.is_sync && now < due_at) {
+            return wait();
+        }
+    }
+    let (request, bytes) = request_of(state, member, sent, sending, prepared);
+    Next::Send(request, bytes)
+}
+
+/// Shortest wait for an event. Chosen by hand: a member at its bound is looked at when it answers.
+const MIN_WAIT: Duration = Duration::from_millis(20);
+
+/// Whether a request whose last batch is `last` asks for a sync.
+fn is_sync_due(wanted: u64, sent: &Sent, synced: u64, last: u64) -> bool {
+    wanted > sent.sync_requested.max(synced) && last >= wanted
+}
+
+/// What a request carries.
+#[derive(Debug, Default)]
+struct Prepared {
+    batches: Vec<Batch>,
+    is_sync: bool,
+    now: u64,
+    /// Length of the lease, in nanoseconds.
+    lease: u64,
+}
+
+/// Makes a request and notes it. Returns it with the bytes of its batches.
+fn request_of(
+    state: &mut State,
+    member: &MemberId,
+    sent: &mut Sent,
+    sending: Sending,
+    Prepared { batches, is_sync, now, lease }: Prepared,
+) -> (Request, usize) {
+    let status = state.statuses.entry(*member).or_default();
+    match &sending {
+        Sending::Append { last, .. } if is_sync => sent.sync_requested = *last,
+        Sending::Append { .. } => {}
+        Sending::Reset { .. } => status.resets += 1,
+    }
+    let bytes = batches.iter().map(|batch| batch.bytes.len()).sum();
+    status.sent_bytes += bytes as u64;
+    state.owner.on_sent(member, &sending);
+    let (epoch, configuration) = (state.owner.epoch(), state.owner.configuration());
+    let lease = Some(Lease { sent: now, length: lease });
+    (sending.request(epoch, configuration, batches, is_sync, lease), bytes)
+}
+
+/// Reads what is to be sent from the ring. The inner `None` means that the state has changed
+/// meanwhile; the outer one, that the ring could not be read.
+async fn read(
+    shared: &Arc<Shared>,
+    member: MemberId,
+    sent: &mut Sent,
+    mut sending: Sending,
+) -> Option<Option<(Request, usize)>> {
+    let Sending::Append { previous, last, .. } = &mut sending else { return Some(None) };
+    let (after, bytes_max) = (previous.sequence, shared.options.request_bytes);
+    let reading = Arc::clone(shared);
+    let read = tokio::task::spawn_blocking(move || reading.read(after, bytes_max)).await;
+    let mut batches = match read.ok()? {
+        Ok(batches) => batches,
+        Err(error) => {
+            note(shared, member, Some(error.chain()));
+            return None;
+        }
+    };
+    batches.retain(|batch| batch.position.sequence <= *last);
+    *last = batches.last().map_or(after, |batch| batch.position.sequence);
+    let last = *last;
+    let now = shared.now();
+    let state = &mut *shared.state.lock();
+    let progress = state.owner.progress(&member).copied()?;
+    if batches.is_empty() {
+        // If they were released meanwhile, the next request resets the member.
+        return state.index.at(after).is_none().then_some(None);
+    }
+    // An answer may have moved the member meanwhile.
+    let is_current = progress.next == after + 1
+        && progress.may_send()
+        && batches.first().is_some_and(|first| first.position.sequence == after + 1)
+        && batches.iter().all(|batch| state.index.has(batch.position));
+    if !is_current {
+        return Some(None);
+    }
+    let is_sync = is_sync_due(state.sync_wanted, sent, progress.synced, last);
+    let prepared = Prepared { batches, is_sync, now, lease: shared.lease_ns() };
+    Some(Some(request_of(state, &member, sent, sending, prepared)))
+}

@@ -1,0 +1,208 @@
+//! The steps of a candidate, from a won epoch to an owner whose log has every acknowledged batch
+//! (docs/protocol.md, "Take-over").
+//!
+//! Invariants:
+//! - Each step is repeated until it succeeds, a later epoch appears, or the caller drops the future.
+//! - Nothing is read from a member that has not promised.
+
+use crate::local::LocalMember;
+use crate::owned::{OwnedLog, OwnedOptions};
+use crate::peers::{Link, Peers};
+use block::{Epoch, Error, ErrorKind, Position, Result};
+use replication::{Answer, Candidate, Configuration, Decision, MemberId, Request};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use wal::{QuorumTail, TailLoss};
+
+/// Pause before a promise is asked for again. Chosen by hand: it adds to the time of a take-over.
+const PROMISE_RETRY: Duration = Duration::from_millis(20);
+/// Pause before an attempt to connect again. Chosen by hand.
+const CONNECT_RETRY: Duration = Duration::from_millis(50);
+/// Answers of members that wait for the candidate. Chosen by hand.
+const ANSWERS_MAX: usize = 16;
+
+/// What a take-over needs besides the member of its node.
+pub struct TakeOver {
+    /// The epoch that the node has won in the manifest chain.
+    pub epoch: Epoch,
+    /// The configuration of that link.
+    pub configuration: Configuration,
+    /// The way to the other members.
+    pub peers: Arc<dyn Peers>,
+    /// Times and bounds of the owner.
+    pub options: OwnedOptions,
+}
+
+/// A log that may be opened.
+pub struct Taken {
+    /// The owner's side. Start it, open the write log with `quorum`, attach the log, and wait until it is
+    /// open.
+    pub owned: OwnedLog,
+    /// The decision of the members.
+    pub quorum: QuorumTail,
+}
+
+/// The messages of one member to the candidate.
+struct Heard {
+    from: MemberId,
+    answer: Answer,
+}
+
+impl TakeOver {
+    /// Fences earlier owners, chooses the log to continue, and brings it to this node. Waits as long as
+    /// too few members answer.
+    ///
+    /// # Errors
+    /// `Fenced` if another node has won a later epoch; `Corrupt` if so many logs are damaged that flushed
+    /// writes may be gone; the failure of the member on this node.
+    pub async fn run(self, local: &LocalMember) -> Result<Taken> {
+        let TakeOver { epoch, configuration, peers, options } = &self;
+        let mut candidate = Candidate::new(local.id(), *epoch, configuration.clone());
+        let (heard_by, mut heard) = mpsc::channel(ANSWERS_MAX);
+        let mut asking = JoinSet::new();
+        for member in configuration.members.iter().filter(|member| **member != local.id()) {
+            let (peers, heard) = (Arc::clone(peers), heard_by.clone());
+            asking.spawn(ask_for_promise(peers, *member, *epoch, heard));
+        }
+        let own = Heard { from: local.id(), answer: own_promise(local, *epoch).await? };
+        let mut next = Some(own);
+        let (tail, loss) = loop {
+            let Some(Heard { from, answer }) = next.take() else {
+                next = heard.recv().await;
+                continue;
+            };
+            candidate.on_answer(from, &answer);
+            check_superseded(&candidate)?;
+            if let Some((tail, from, loss)) = self.choose(&candidate)?
+                && self.fetch(local, &mut candidate, (tail, from)).await?
+            {
+                break (tail, loss);
+            }
+            next = heard.recv().await;
+        };
+        drop((asking, heard));
+        let owned =
+            local.become_owner(*epoch, configuration.clone(), Arc::clone(peers), *options).await?;
+        let quorum = QuorumTail { position: tail, loss, replicas: owned.replicas() };
+        Ok(Taken { owned, quorum })
+    }
+
+    /// Returns the log to continue, the member that has it, and what may be lost with it; `None` as long
+    /// as more members may answer.
+    fn choose(
+        &self,
+        candidate: &Candidate,
+    ) -> Result<Option<(Position, MemberId, Option<TailLoss>)>> {
+        let have_all = self.configuration.members.iter().all(|one| candidate.has_promise(one));
+        match candidate.decide() {
+            Decision::Continue(tail, from) => Ok(Some((tail, from, None))),
+            // More evidence than that of all members will not come.
+            Decision::LossPossible(tail, from) if have_all => {
+                Ok(Some((tail, from, Some(TailLoss::Reboot))))
+            }
+            Decision::LossPossible(..) | Decision::Wait => Ok(None),
+            Decision::Damaged => Err(Error::new(
+                ErrorKind::Corrupt,
+                "take the pool over: so many members have damaged logs that flushed writes may be gone. Nothing was \
+                 changed. Keep the directories of all members, and bring one back that was whole",
+            )),
+        }
+    }
+
+    /// Brings the chosen log to this node. Returns false if its member has to promise again first.
+    async fn fetch(
+        &self,
+        local: &LocalMember,
+        candidate: &mut Candidate,
+        (tail, from): (Position, MemberId),
+    ) -> Result<bool> {
+        let (_, index) = local.state().await?;
+        if candidate.may_open(&index) {
+            return Ok(true);
+        }
+        if from == local.id() {
+            return Ok(false);
+        }
+        let Ok(mut link) = self.peers.connect(from).await else { return Ok(false) };
+        loop {
+            let (_, index) = local.state().await?;
+            if candidate.may_open(&index) {
+                return Ok(true);
+            }
+            let request = candidate.read(tail, &index);
+            let Some(answer) = exchange(&mut link, request).await else { return Ok(false) };
+            candidate.on_answer(from, &answer);
+            check_superseded(candidate)?;
+            let Answer::Batches { start, previous, batches, .. } = answer else { return Ok(false) };
+            if batches.is_empty() || !candidate.has_promise(&from) {
+                return Ok(false);
+            }
+            let store = candidate.store(start, previous, batches, &index);
+            let Some(answer) = local.ask(store).await? else { return Ok(false) };
+            candidate.on_answer(local.id(), &answer);
+            check_superseded(candidate)?;
+            let (_, index) = local.state().await?;
+            candidate.on_own_answer(&answer, &index);
+        }
+    }
+}
+
+fn check_superseded(candidate: &Candidate) -> Result<()> {
+    let Some(later) = candidate.superseded_by() else { return Ok(()) };
+    let what = format!(
+        "take the pool over with epoch {}: another node came first, with epoch {later}",
+        candidate.epoch()
+    );
+    Err(Error::new(ErrorKind::Fenced, what))
+}
+
+/// Asks the member on this node until it promises: it does once the lease that it gave has run out.
+async fn own_promise(local: &LocalMember, epoch: Epoch) -> Result<Answer> {
+    loop {
+        if let Some(answer) = local.ask(Request::Promise { epoch }).await? {
+            return Ok(answer);
+        }
+        tokio::time::sleep(PROMISE_RETRY).await;
+    }
+}
+
+/// Asks a member until it promises, and again whenever the candidate may need to know what it has now.
+async fn ask_for_promise(
+    peers: Arc<dyn Peers>,
+    member: MemberId,
+    epoch: Epoch,
+    heard: mpsc::Sender<Heard>,
+) {
+    loop {
+        if let Ok(mut link) = peers.connect(member).await {
+            while let Some(answer) = promise_of(&mut link, epoch).await {
+                if heard.send(Heard { from: member, answer }).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(CONNECT_RETRY).await;
+            }
+        }
+        tokio::time::sleep(CONNECT_RETRY).await;
+    }
+}
+
+/// Asks for a promise until there is an answer; `None` if the link ends.
+async fn promise_of(link: &mut Link, epoch: Epoch) -> Option<Answer> {
+    loop {
+        link.requests.send(Request::Promise { epoch }).await.ok()?;
+        match tokio::time::timeout(PROMISE_RETRY, link.answers.recv()).await {
+            Ok(answer) => return answer,
+            Err(_) => continue, // the member still holds to an earlier owner's lease
+        }
+    }
+}
+
+async fn exchange(link: &mut Link, request: Request) -> Option<Answer> {
+    link.requests.send(request).await.ok()?;
+    tokio::time::timeout(EXCHANGE_MAX, link.answers.recv()).await.ok()?
+}
+
+/// Longest wait for the batches of a member. Chosen by hand: far more than reading a megabyte takes.
+const EXCHANGE_MAX: Duration = Duration::from_secs(5);

@@ -1,0 +1,359 @@
+//! Three nodes in one process, with a network that a test cuts. The logs of the members are in memory,
+//! and survive the end of a member as a disk does.
+
+use crate::local::{LocalMember, LocalOptions};
+use crate::member::{FoundLog, MemberLog};
+use crate::owned::{OwnedLog, OwnedOptions, OwnersLog, Standing};
+use crate::peers::{Link, Peers};
+use crate::take_over::TakeOver;
+use async_trait::async_trait;
+use block::env::SystemClock;
+use block::{Epoch, Error, ErrorKind, Position, Result};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use replication::{Batch, Configuration, LogIndex, MemberId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use uuid::Uuid;
+use wal::Replicas;
+
+/// A log in memory.
+#[derive(Clone, Default)]
+struct MemoryLog(Arc<Mutex<Vec<Batch>>>);
+
+impl MemoryLog {
+    fn index(&self) -> LogIndex {
+        let mut index = LogIndex::new(Position::START);
+        self.0.lock().iter().for_each(|batch| index.push(batch.position));
+        index
+    }
+}
+
+impl MemberLog for MemoryLog {
+    fn write(&mut self, batches: &[Batch]) -> Result<()> {
+        self.0.lock().extend_from_slice(batches);
+        Ok(())
+    }
+
+    fn cut(&mut self, sequence: u64) -> Result<()> {
+        self.0.lock().retain(|batch| batch.position.sequence <= sequence);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset(&mut self, before: Position) -> Result<()> {
+        panic!("nothing was released, and the log is to begin behind {before}");
+    }
+
+    fn start(&self) -> u64 {
+        1
+    }
+
+    fn read(&self, sequence: u64, _bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {
+        let log = self.0.lock();
+        let later = log.iter().filter(|batch| batch.position.sequence > sequence);
+        // Few at a time, so that a reader has to go on.
+        Ok(later.take(2).map(|batch| (batch.position, batch.bytes.clone())).collect())
+    }
+}
+
+impl OwnersLog for MemoryLog {
+    fn on_replicas(&self) {}
+
+    fn fail(&self, _error: Error) {}
+
+    fn start(&self) -> u64 {
+        1
+    }
+
+    fn read_batches(&self, sequence: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {
+        self.read(sequence, bytes_max)
+    }
+}
+
+/// The network between the nodes.
+#[derive(Default)]
+struct Net {
+    members: Mutex<BTreeMap<MemberId, LocalMember>>,
+    /// Pairs of nodes that do not reach each other.
+    cut: watch::Sender<BTreeSet<(MemberId, MemberId)>>,
+}
+
+/// The network, as one node sees it.
+struct Port {
+    net: Arc<Net>,
+    from: MemberId,
+}
+
+#[async_trait]
+impl Peers for Port {
+    async fn connect(&self, member: MemberId) -> Result<Link> {
+        let unavailable = || Error::new(ErrorKind::Unavailable, "the link is cut");
+        let mut cut = self.net.cut.subscribe();
+        let pair = (self.from, member);
+        if cut.borrow().contains(&pair) {
+            return Err(unavailable());
+        }
+        let there = self.net.members.lock().get(&member).cloned().ok_or_else(unavailable)?;
+        let mut inner = there.link();
+        let (requests, mut to_send) = mpsc::channel(64);
+        let (to_receive, answers) = mpsc::channel(64);
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = async { cut.wait_for(|cut| cut.contains(&pair)).await.is_ok() } => return,
+                    request = to_send.recv() => match request {
+                        Some(request) => {
+                            if inner.requests.send(request).await.is_err() {
+                                return;
+                            }
+                        }
+                        None => return,
+                    },
+                    answer = inner.answers.recv() => match answer {
+                        Some(answer) => {
+                            if to_receive.send(answer).await.is_err() {
+                                return;
+                            }
+                        }
+                        None => return,
+                    },
+                }
+            }
+        });
+        Ok(Link { requests, answers })
+    }
+}
+
+struct Cluster {
+    net: Arc<Net>,
+    ids: Vec<MemberId>,
+    logs: Vec<MemoryLog>,
+    _dir: tempfile::TempDir,
+}
+
+const POOL: Uuid = Uuid::from_u128(99);
+
+fn options() -> OwnedOptions {
+    OwnedOptions {
+        lease: Duration::from_millis(150),
+        heartbeat: Duration::from_millis(30),
+        window_bytes: 64,
+        reconnect: Duration::from_millis(5),
+        ..OwnedOptions::default()
+    }
+}
+
+impl Cluster {
+    fn new() -> Cluster {
+        let dir = tempfile::tempdir().unwrap();
+        let ids: Vec<MemberId> = (1..=3).map(Uuid::from_u128).collect();
+        let logs: Vec<MemoryLog> = ids.iter().map(|_| MemoryLog::default()).collect();
+        let net = Arc::new(Net::default());
+        for (id, log) in ids.iter().zip(&logs) {
+            let dir = dir.path().join(id.to_string());
+            std::fs::create_dir(&dir).unwrap();
+            let log = log.clone();
+            let options = LocalOptions {
+                dir,
+                pool: POOL,
+                boot: Uuid::from_u128(7),
+                clock: Arc::new(SystemClock),
+                open_log: Arc::new(move || {
+                    let found = FoundLog { index: log.index(), damaged: None };
+                    Ok((Box::new(log.clone()), found))
+                }),
+            };
+            LocalMember::create(&options, *id).unwrap();
+            assert_eq!(LocalMember::find(&options).unwrap(), Some(*id));
+            net.members.lock().insert(*id, LocalMember::start(options).unwrap());
+        }
+        Cluster { net, ids, logs, _dir: dir }
+    }
+
+    fn member(&self, node: usize) -> LocalMember {
+        self.net.members.lock()[&self.ids[node]].clone()
+    }
+
+    /// Lets a node win `epoch` and take the pool over.
+    async fn take_over(&self, node: usize, epoch: u64) -> Result<Owned> {
+        let configuration =
+            Configuration { number: epoch, members: self.ids.iter().copied().collect(), quorum: 2 };
+        let port = Port { net: Arc::clone(&self.net), from: self.ids[node] };
+        let taking = TakeOver {
+            epoch: Epoch(epoch),
+            configuration,
+            peers: Arc::new(port),
+            options: options(),
+        };
+        let local = self.member(node);
+        let taken = tokio::time::timeout(Duration::from_secs(10), taking.run(&local));
+        let taken = taken.await.expect("the take-over does not end")?;
+        let owned = Owned {
+            log: self.logs[node].clone(),
+            replicas: taken.owned.replicas(),
+            owned: taken.owned,
+            epoch: Epoch(epoch),
+        };
+        assert_eq!(taken.quorum.position, owned.log.index().tail());
+        owned.owned.attach(Box::new(owned.log.clone()));
+        owned.owned.start();
+        Ok(owned)
+    }
+
+    /// Cuts a node off from all others, in both directions.
+    fn cut(&self, node: usize, is_cut: bool) {
+        let id = self.ids[node];
+        self.net.cut.send_modify(|cut| {
+            for other in self.ids.iter().filter(|other| **other != id) {
+                for pair in [(id, *other), (*other, id)] {
+                    if is_cut {
+                        cut.insert(pair)
+                    } else {
+                        cut.remove(&pair)
+                    };
+                }
+            }
+        });
+    }
+}
+
+/// An owner, with the part of its write log that matters here.
+struct Owned {
+    log: MemoryLog,
+    replicas: Arc<dyn Replicas>,
+    owned: OwnedLog,
+    epoch: Epoch,
+}
+
+impl Owned {
+    /// Writes a batch on the own disk and hands it to the members. Returns its sequence.
+    fn write(&self, content: u8, is_sync: bool) -> u64 {
+        let sequence = self.log.index().tail().sequence + 1;
+        let position = Position { epoch: self.epoch, sequence };
+        let bytes = Bytes::from(vec![content; 16]);
+        self.replicas.append(position, bytes.clone(), is_sync);
+        self.log.clone().write(&[Batch { position, bytes }]).unwrap();
+        self.replicas.on_own(sequence, sequence);
+        sequence
+    }
+
+    async fn acknowledged(&self, sequence: u64) {
+        until(|| self.replicas.acknowledged() >= sequence).await;
+    }
+
+    async fn open(&self) {
+        self.write(0, true);
+        self.owned.opened().await.unwrap();
+    }
+}
+
+/// Waits until something holds, at most ten seconds.
+async fn until(holds: impl Fn() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), waiting).await.expect("it never held");
+}
+
+fn contents(log: &MemoryLog) -> Vec<u8> {
+    log.0.lock().iter().map(|batch| batch.bytes[0]).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_member_does_not_hold_up_the_quorum_and_catches_up_later() {
+    let cluster = Cluster::new();
+    let owner = cluster.take_over(0, 1).await.unwrap();
+    owner.open().await;
+    cluster.cut(2, true);
+    // More than the window has.
+    for content in 1..=20 {
+        let sequence = owner.write(content, content % 4 == 0);
+        owner.acknowledged(sequence).await;
+    }
+    until(|| owner.replicas.committed() >= 21).await;
+    assert!(contents(&cluster.logs[2]).len() < 21);
+    cluster.cut(2, false);
+    until(|| contents(&cluster.logs[2]) == contents(&owner.log)).await;
+    let statuses = owner.owned.statuses();
+    assert!(statuses[&cluster.ids[2]].is_connected && statuses.len() == 2, "{statuses:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn successor_has_every_acknowledged_batch_and_the_deposed_owner_ends() {
+    let cluster = Cluster::new();
+    let first = cluster.take_over(0, 1).await.unwrap();
+    first.open().await;
+    for content in 1..=5 {
+        let sequence = first.write(content, false);
+        first.acknowledged(sequence).await;
+    }
+    cluster.cut(0, true);
+    // The deposed owner's own disk takes it, and no quorum does.
+    let unanswered = first.write(66, true);
+    let second = cluster.take_over(1, 2).await.unwrap();
+    assert!(!first.replicas.has_lease(), "a stale read is possible");
+    second.open().await;
+    let sequence = second.write(7, true);
+    second.acknowledged(sequence).await;
+    assert!(first.replicas.acknowledged() < unanswered);
+    assert_eq!(contents(&second.log), [0, 1, 2, 3, 4, 5, 0, 7]);
+    cluster.cut(0, false);
+    let mut standing = first.owned.standing();
+    let ended = standing.wait_for(|standing| matches!(standing, Standing::Superseded(_))).await;
+    assert_eq!(*ended.unwrap(), Standing::Superseded(Epoch(2)));
+    assert_eq!(first.owned.opened().await.unwrap_err().kind(), ErrorKind::Fenced);
+    // As a member again, it gives up what was never acknowledged.
+    cluster.member(0).leave_ownership().await.unwrap();
+    until(|| contents(&cluster.logs[0]) == contents(&second.log)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn candidate_fetches_the_tail_that_it_lacks() {
+    let cluster = Cluster::new();
+    let first = cluster.take_over(0, 1).await.unwrap();
+    first.open().await;
+    cluster.cut(2, true);
+    for content in 1..=9 {
+        let sequence = first.write(content, false);
+        first.acknowledged(sequence).await;
+    }
+    cluster.cut(2, false);
+    cluster.cut(0, true);
+    let second = cluster.take_over(2, 2).await.unwrap();
+    second.open().await;
+    assert_eq!(contents(&second.log), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]);
+    // The third node wins the next epoch while the second one still runs, which then becomes a member.
+    let (mut standing, deposed) = (second.owned.standing(), cluster.member(2));
+    let leaving = tokio::spawn(async move {
+        standing.wait_for(|standing| matches!(standing, Standing::Superseded(_))).await.unwrap();
+        deposed.leave_ownership().await
+    });
+    let third = cluster.take_over(1, 3).await.unwrap();
+    third.open().await;
+    leaving.await.unwrap().unwrap();
+    assert_eq!(*second.owned.standing().borrow(), Standing::Superseded(Epoch(3)));
+    until(|| contents(&cluster.logs[2]) == contents(&third.log)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owner_without_a_quorum_acknowledges_nothing_and_loses_its_lease() {
+    let cluster = Cluster::new();
+    let owner = cluster.take_over(0, 1).await.unwrap();
+    owner.open().await;
+    until(|| owner.replicas.has_lease()).await;
+    cluster.cut(0, true);
+    let sequence = owner.write(1, true);
+    until(|| !owner.replicas.has_lease()).await;
+    assert!(owner.replicas.acknowledged() < sequence && owner.replicas.committed() < sequence);
+    cluster.cut(0, false);
+    owner.acknowledged(sequence).await;
+    until(|| owner.replicas.has_lease()).await;
+}
