@@ -37,7 +37,16 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "fuzz",
         &[
-            "api", "block", "cluster", "config", "control", "engine", "nbd", "tests", "tiering",
+            "api",
+            "block",
+            "cluster",
+            "config",
+            "control",
+            "engine",
+            "nbd",
+            "replication",
+            "tests",
+            "tiering",
             "wal",
         ],
     ),

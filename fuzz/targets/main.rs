@@ -15,6 +15,7 @@ mod log;
 #[path = "../../nbd/tests/server/memory.rs"]
 #[allow(dead_code, reason = "the tests of nbd also plant failures and look at the calls")]
 mod memory;
+mod messages;
 mod nbd_session;
 mod nbd_wire;
 mod node;

@@ -16,7 +16,7 @@
 //! messages  what the machines exchange  owner     appends, quorum, lease
 //! log_index the positions in a log      progress  one member as the owner sees it
 //! quorum    who has to have a batch     take_over the choice of a log to continue
-//!                                       model     all of it under a model checker (tests)
+//! wire      the bytes of messages       model     all of it under a model checker (tests)
 //! ```
 #![deny(unsafe_code)]
 
@@ -31,6 +31,7 @@ mod progress;
 mod quorum;
 mod seeded_bugs;
 mod take_over;
+mod wire;
 
 pub use batch::Batch;
 pub use follower::{Document, Effect, Follower, Found};
@@ -40,3 +41,4 @@ pub use owner::{Owner, Sending};
 pub use progress::Progress;
 pub use quorum::{Configuration, MemberId, Quorums};
 pub use take_over::{Candidate, Decision};
+pub use wire::{MESSAGE_BATCHES_MAX, MESSAGE_VERSION, MessageError, NUMBER_MAX};
