@@ -56,6 +56,7 @@ pub use overlay::spill_resident::{SpillFileId, SpillResident};
 pub use overlay::{Generation, Overlay, VolumeWeight};
 pub use replicas::{QuorumTail, Replicas};
 pub use ring::contents::LogContents;
+pub use ring::follower_log::{FollowerFound, FollowerLog, FollowerOpening};
 pub use ring::incomplete::is_incomplete;
 pub use ring::inspect::{LogSummary, find_superseded};
 pub use ring::reads::UnreadablePlace;

@@ -6,9 +6,11 @@
 //! - All readers of the ring share one walk ([`walk`]), so that no two of them can disagree about
 //!   the end of a log.
 
+pub(crate) mod batch_places;
 pub(crate) mod contents;
 pub(crate) mod core;
 pub(crate) mod drive;
+pub(crate) mod follower_log;
 pub(crate) mod incomplete;
 pub(crate) mod inspect;
 pub(crate) mod layout;

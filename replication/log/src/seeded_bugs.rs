@@ -39,6 +39,16 @@ block::seeded_bugs! {
     remount_not_seen: "remount-not-seen",
     /// Recovery does not ask whether write-back has failed meanwhile.
     writeback_not_asked: "writeback-not-asked",
+    /// A member's cut moves the end of the log and leaves the batches behind it in the ring.
+    cut_not_cleared: "cut-not-cleared",
+    /// A member leaves batches above the end of its log that a crash has left.
+    stale_kept: "stale-kept",
+    /// A member writes over entries that are not destaged.
+    released_early: "released-early",
+    /// A member writes over a file while its first batch may still be there after a loss of power.
+    entered_at_once: "entered-at-once",
+    /// A member stores a batch that does not follow the newest one.
+    successor_not_checked: "successor-not-checked",
     /// A dropped append leaves its entry in the queue.
     kept_when_dropped: "kept-when-dropped",
 }

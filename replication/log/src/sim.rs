@@ -5,6 +5,7 @@
 //! - A run is a function of its seed and options; every failure names the seed.
 
 mod disk;
+mod follower;
 mod member;
 mod tests;
 mod world;

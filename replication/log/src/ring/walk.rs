@@ -401,6 +401,14 @@ impl<'a> Walk<'a> {
     /// Looks at every place outside the walk where a batch may begin, and adds the headers there to
     /// [`Walk::seen`].
     pub(crate) fn search_rest(&mut self) -> Result<()> {
+        let mut seen = self.seen;
+        self.visit_rest(&mut |_, header| seen.add(header))?;
+        self.seen = seen;
+        Ok(())
+    }
+
+    /// Shows every header of this ring's chain outside the walk, with its place.
+    pub(crate) fn visit_rest(&self, visit: &mut dyn FnMut(At, &BatchHeader)) -> Result<()> {
         let mut bytes = vec![0; SEARCH_BYTES];
         for slot in (0u32..).take(self.ring.is_there.len()) {
             let is_walked = self.live.iter().any(|f| f.slot == slot) && slot != self.end_at.slot;
@@ -413,11 +421,13 @@ impl<'a> Walk<'a> {
                 let left = self.ring.file_bytes - offset;
                 let part = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
                 self.reads.read(slot, offset, &mut bytes[..part])?;
-                for block in bytes[..part].chunks(batch::BATCH_ALIGN_BYTES) {
+                let blocks = bytes[..part].chunks(batch::BATCH_ALIGN_BYTES);
+                let offsets = (offset..).step_by(batch::BATCH_ALIGN_BYTES);
+                for (block, offset) in blocks.zip(offsets) {
                     if let Ok(header) = BatchHeader::decode(block)
                         && self.is_ours(&header)
                     {
-                        self.seen.add(&header);
+                        visit(At { slot, offset }, &header);
                     }
                 }
                 offset += part as u64;
