@@ -5,8 +5,8 @@
 //! - Merging is a union, so any order of merges gives the same list; [`belief`] then says which
 //!   records count.
 //! - A node that was removed stays removed; its machine joins again under another identity.
-//! - The set is bounded by [`NODE_COUNT_MAX`] and [`RECORD_COUNT_MAX`]; a merge that would pass them
-//!   is refused as a whole.
+//! - The set is bounded by [`NODE_COUNT_MAX`], [`RECORD_COUNT_MAX`] and [`DOCUMENT_BYTES_MAX`]; a merge
+//!   that would pass them is refused as a whole.
 
 mod belief;
 mod document;
@@ -256,7 +256,13 @@ impl AdmissionList {
         if admission_count > NODE_COUNT_MAX || all.len() > RECORD_COUNT_MAX {
             return Err(Refusal::TooLarge);
         }
+        // Removals may be long, and the list must fit its own file.
         let added_count = all.len().saturating_sub(self.records.len());
+        if added_count > 0
+            && document::encode(self.cluster, all.values()).len() > DOCUMENT_BYTES_MAX
+        {
+            return Err(Refusal::TooLarge);
+        }
         self.records = all;
         self.evaluate();
         Ok(Merged { added_count, refused_count: todo.len() })

@@ -17,4 +17,6 @@ block::seeded_bugs! {
     token_never_expires: "token-never-expires",
     /// A joiner does not compare the issuer's certificate with the token.
     pin_unchecked: "pin-unchecked",
+    /// A resumed session passes by the list of nodes.
+    sessions_resumed: "sessions-resumed",
 }

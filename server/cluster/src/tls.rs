@@ -190,8 +190,10 @@ pub fn acceptors(membership: &Arc<Membership>) -> Result<Acceptors> {
             .with_single_cert(vec![identity.certificate().clone()], identity.private_key())
             .map_err(failed)?;
         config.alpn_protocols = vec![protocol.to_vec()];
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
+        if !seeded_bugs().sessions_resumed {
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
         Ok(Arc::new(config))
     };
     Ok(Acceptors {
@@ -229,4 +231,71 @@ fn client(identity: &Identity, accepts: Accepts, protocol: &[u8]) -> Result<Arc<
     config.resumption = Resumption::disabled();
     config.enable_sni = false;
     Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::AdmissionList;
+    use rustls::{ClientConnection, HandshakeKind, ServerConnection};
+
+    fn founder() -> (tempfile::TempDir, Arc<Membership>) {
+        let dir = tempfile::tempdir().unwrap();
+        let identity = Identity::generate("n1").unwrap();
+        identity.store(dir.path()).unwrap();
+        let list = AdmissionList::found(&identity, &["127.0.0.1:1".to_owned()]).unwrap();
+        let membership = Membership::create(dir.path(), identity, list).unwrap();
+        (dir, Arc::new(membership))
+    }
+
+    /// Runs a handshake in memory. Returns its kind.
+    fn shake(
+        client: &Arc<ClientConfig>,
+        server: &Arc<ServerConfig>,
+    ) -> Result<Option<HandshakeKind>, rustls::Error> {
+        let name = ServerName::try_from("spindle").unwrap();
+        let mut client = ClientConnection::new(Arc::clone(client), name)?;
+        let mut server = ServerConnection::new(Arc::clone(server))?;
+        for _ in 0..10 {
+            let mut bytes = Vec::new();
+            client.write_tls(&mut bytes).unwrap();
+            server.read_tls(&mut &bytes[..]).unwrap();
+            server.process_new_packets()?;
+            bytes.clear();
+            server.write_tls(&mut bytes).unwrap();
+            client.read_tls(&mut &bytes[..]).unwrap();
+            client.process_new_packets()?;
+        }
+        assert!(!client.is_handshaking() && !server.is_handshaking());
+        Ok(server.handshake_kind())
+    }
+
+    #[test]
+    fn older_tls_is_refused() {
+        let (_dir, membership) = founder();
+        let acceptors = acceptors(&membership).unwrap();
+        let client = ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS12])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Verifier::new(Accepts::Joiners))
+            .with_no_client_auth();
+        let error = shake(&Arc::new(client), &acceptors.nodes).unwrap_err();
+        assert!(matches!(error, rustls::Error::PeerIncompatible(_)), "{error}");
+    }
+
+    /// A resumed session would not show the certificate to the list again.
+    #[test]
+    fn no_session_is_resumed() {
+        let (_dir, membership) = founder();
+        let acceptors = acceptors(&membership).unwrap();
+        let mut client =
+            ClientConfig::clone(&dialer(&membership, membership.identity().id()).unwrap());
+        client.resumption = Resumption::in_memory_sessions(8);
+        let client = Arc::new(client);
+        for _ in 0..3 {
+            let kind = shake(&client, &acceptors.nodes).unwrap();
+            assert_eq!(kind, Some(HandshakeKind::Full));
+        }
+    }
 }

@@ -246,6 +246,24 @@ fn list_with_too_many_nodes_is_refused_as_a_whole() {
     assert!(list.encode().len() < DOCUMENT_BYTES_MAX / 4);
 }
 
+#[test]
+fn list_never_outgrows_its_file() {
+    let (first, second) = (node(1), node(2));
+    let mut list = founded(&first);
+    admit(&mut list, &first, &second);
+    let removal = |number: u32| {
+        let digest = |at: u32| crate::identity::sha256(&(number << 16 | at).to_le_bytes());
+        let mut kept: Vec<Digest> = (0..3000).map(digest).collect();
+        kept.sort_unstable();
+        let statement = Statement::Removal { kept };
+        Record::sign(&first, list.cluster(), second.id(), statement).unwrap()
+    };
+    let removals: Vec<Record> = (0..60).map(removal).collect();
+    let refused = removals.into_iter().find_map(|record| list.merge(vec![record]).err());
+    assert_eq!(refused, Some(Refusal::TooLarge));
+    assert_eq!(AdmissionList::decode(&list.encode(), None).unwrap(), list);
+}
+
 /// One change of a history: at which of the lists, its kind, by which node, and about which other.
 type Step = (u8, u8, u8, u8);
 
