@@ -28,6 +28,7 @@ use crate::options::{LogIdentity, LogOptions, Wait};
 use crate::overlay::log_resident::LogResident;
 use crate::overlay::{Generation, Overlay};
 use crate::replicas::Replicas;
+use crate::ring::batch_places::ChainId;
 use crate::ring::core::{self, Core, extents_to_freeze};
 use crate::ring::drive::{Left, StepLock, Stepped};
 use crate::ring::queue::closed;
@@ -65,6 +66,7 @@ struct LogInner {
     ring_bytes: u64,
     payload_bytes_max: usize,
     replicas: Option<Arc<dyn Replicas>>,
+    chain: ChainId,
     /// Notified when the members have answered.
     lease: tokio::sync::Notify,
     thread: LogThread,

@@ -11,6 +11,7 @@
 //! - A member answers after the effects that the answer depends on.
 #![deny(unsafe_code)]
 
+mod disk_log;
 mod document;
 mod local;
 mod member;
@@ -22,6 +23,7 @@ mod take_over;
 mod tests;
 mod window;
 
+pub use disk_log::open_ring;
 pub use local::{LocalMember, LocalOptions, OpenLog};
 pub use member::{FoundLog, Member, MemberLog};
 pub use owned::{MemberStatus, OwnedLog, OwnedOptions, OwnersLog, Standing};

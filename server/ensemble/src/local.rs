@@ -20,8 +20,8 @@ use std::time::Duration;
 use tokio::sync::{RwLock, mpsc};
 use uuid::Uuid;
 
-/// Opens the log in the member's directory.
-pub type OpenLog = dyn Fn() -> Result<(Box<dyn MemberLog>, FoundLog)> + Send + Sync;
+/// Opens the log in the member's directory, given a sequence that was on stable storage.
+pub type OpenLog = dyn Fn(u64) -> Result<(Box<dyn MemberLog>, FoundLog)> + Send + Sync;
 
 /// The surroundings of a member.
 #[derive(Clone)]
@@ -259,7 +259,7 @@ impl LocalMember {
 }
 
 fn start_member(options: &LocalOptions, file: DocumentFile) -> Result<Member> {
-    let (log, found) = (options.open_log)()?;
+    let (log, found) = (options.open_log)(file.stored.document.synced)?;
     Member::start(file, log, found, options.boot, Arc::clone(&options.clock))
 }
 

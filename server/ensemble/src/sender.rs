@@ -22,7 +22,7 @@ struct Sent {
     /// Bytes of the requests without an answer, oldest first.
     under_way: VecDeque<usize>,
     bytes: usize,
-    /// A sync of everything up to this sequence was asked for.
+    /// A sync of everything up to this sequence was asked for, in a request with the batches up to it.
     sync_requested: u64,
     /// Time of the last request, in nanoseconds since the owner's origin.
     last_at: Option<u64>,
@@ -192,6 +192,8 @@ fn next(shared: &Shared, member: &MemberId, sent: &mut Sent) -> Next {
     if state.owner.superseded_by().is_some() {
         return Next::End;
     }
+    // A member that lacked the predecessor has not carried out the request.
+    sent.sync_requested = sent.sync_requested.min(progress.next.saturating_sub(1));
     let has_room = progress.may_send()
         && sent.bytes < options.under_way_bytes
         && sent.under_way.len() < options.under_way_count;

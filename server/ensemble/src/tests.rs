@@ -1,6 +1,8 @@
 //! Three nodes in one process, with a network that a test cuts. The logs of the members are in memory,
 //! and survive the end of a member as a disk does.
 
+mod logs;
+
 use crate::local::{LocalMember, LocalOptions};
 use crate::member::{FoundLog, MemberLog};
 use crate::owned::{OwnedLog, OwnedOptions, OwnersLog, Standing};
@@ -84,6 +86,23 @@ struct Net {
     cut: watch::Sender<BTreeSet<(MemberId, MemberId)>>,
 }
 
+impl Net {
+    /// Cuts a node off from all others, in both directions, or connects it again.
+    fn cut_off(&self, ids: &[MemberId], node: usize, is_cut: bool) {
+        let id = ids[node];
+        self.cut.send_modify(|cut| {
+            for other in ids.iter().filter(|other| **other != id) {
+                for pair in [(id, *other), (*other, id)] {
+                    match is_cut {
+                        true => cut.insert(pair),
+                        false => cut.remove(&pair),
+                    };
+                }
+            }
+        });
+    }
+}
+
 /// The network, as one node sees it.
 struct Port {
     net: Arc<Net>,
@@ -164,7 +183,7 @@ impl Cluster {
                 pool: POOL,
                 boot: Uuid::from_u128(7),
                 clock: Arc::new(SystemClock),
-                open_log: Arc::new(move || {
+                open_log: Arc::new(move |_synced| {
                     let found = FoundLog { index: log.index(), damaged: None };
                     Ok((Box::new(log.clone()), found))
                 }),
@@ -206,20 +225,8 @@ impl Cluster {
         Ok(owned)
     }
 
-    /// Cuts a node off from all others, in both directions.
     fn cut(&self, node: usize, is_cut: bool) {
-        let id = self.ids[node];
-        self.net.cut.send_modify(|cut| {
-            for other in self.ids.iter().filter(|other| **other != id) {
-                for pair in [(id, *other), (*other, id)] {
-                    if is_cut {
-                        cut.insert(pair)
-                    } else {
-                        cut.remove(&pair)
-                    };
-                }
-            }
-        });
+        self.net.cut_off(&self.ids, node, is_cut);
     }
 }
 

@@ -4,7 +4,8 @@
 //! - A read is answered only by an owner that holds a lease after it has the data.
 
 use super::Log;
-use block::{Error, ErrorKind, Result};
+use block::{Error, ErrorKind, Position, Result};
+use bytes::Bytes;
 use std::time::Duration;
 
 /// Longest time that closing waits for a quorum. Chosen by hand: several times as long as a
@@ -18,6 +19,26 @@ impl Log {
         self.inner.shared.dirty.set();
         self.inner.drive();
         self.inner.lease.notify_waiters();
+    }
+
+    /// Returns the sequence of the first batch that the ring holds for members that lack it. Of a log
+    /// without members the ring knows only the batches that it had at the open.
+    #[must_use]
+    pub fn first_batch(&self) -> u64 {
+        let before = self.inner.shared.places.lock().before();
+        before.map_or(1, |before| before.sequence + 1)
+    }
+
+    /// Reads consecutive batches behind the sequence `after`: at most `bytes_max` bytes, but at least one
+    /// batch, and none if no batch is behind. Blocks.
+    ///
+    /// # Errors
+    /// `NotFound`: the batches were released. `Corrupt`: a batch is damaged. `Io`.
+    pub fn read_batches(&self, after: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {
+        // A copy, so that the log does not wait for the disk.
+        let places = self.inner.shared.places.lock().clone();
+        let read = places.read(&*self.inner.reader, self.inner.chain, after, bytes_max)?;
+        Ok(read.into_iter().map(|batch| (batch.position(), batch.bytes)).collect())
     }
 
     /// Resolves once this owner may answer a read whose data it already has. A log without other

@@ -11,6 +11,7 @@ use crate::disk::mounted::mounted;
 use crate::disk::state_files::StateFiles;
 use crate::options::{LogIdentity, LogOptions, payload_bytes_max};
 use crate::replicas::QuorumTail;
+use crate::ring::batch_places::ChainId;
 use crate::ring::core::{Core, CoreStart};
 use crate::ring::drive::StepLock;
 use crate::ring::layout::{FileState, RingConfig};
@@ -170,10 +171,12 @@ impl LogOpening<'_> {
             opened.head.position,
         );
         shared.set_destaged(destaged, opened.released_position);
+        *shared.places.lock() = opened.places;
+        let chain = ChainId { pool: identity.pool, chain: opened.config.chain };
         shared.counters.made_count.store(ready_count, Ordering::Relaxed);
         let replicas = self.sources.quorum.as_ref().map(|quorum| Arc::clone(&quorum.replicas));
         if let Some(replicas) = &replicas {
-            let position = opened.opening.position;
+            let position = opened.opening.position();
             replicas.append(position, opened.opening.bytes, true);
             replicas.on_own(position.sequence, position.sequence);
         }
@@ -209,6 +212,7 @@ impl LogOpening<'_> {
             ring_bytes,
             payload_bytes_max: payload_bytes_max(file_bytes),
             replicas,
+            chain,
             lease: tokio::sync::Notify::new(),
             thread: LogThread::default(),
             noted: Noted::new(keeper, opened.state),

@@ -66,6 +66,13 @@ pub(crate) struct FoundBatch {
     pub(crate) bytes: Bytes,
 }
 
+impl FoundBatch {
+    /// Returns its place in the history of the pool.
+    pub(crate) fn position(&self) -> Position {
+        Position { epoch: self.header.epoch, sequence: self.header.sequence }
+    }
+}
+
 impl BatchPlaces {
     /// Adds the batch at `at`, which follows the newest one.
     pub(crate) fn push(&mut self, at: At, header: &BatchHeader) {

@@ -27,6 +27,7 @@ use crate::replicas::Replicas;
 use crate::ring::layout::{FileState, Head, LiveFile, RingConfig};
 use crate::ring::queue::{BatchSize, Pending};
 use crate::ring::shared_ring::SharedRing;
+use crate::ring::walk::At;
 use block::env::{Clock, Disk, DiskCompletion, DiskRequest, IoBuffer, Random};
 use block::seal::SALT_BYTES;
 use block::{Error, Lsn, Position};
@@ -380,7 +381,7 @@ impl Core {
         let counters = &shared.counters;
         let buffer = self.encode(&mut header, &mut rows, &entries);
         counters.entry_count.fetch_add(u64::from(header.entry_count), Ordering::Relaxed);
-        self.submit(Encoded { header, buffer }, rows, entries, room, disk);
+        self.submit(Encoded { header, buffer }, rows, entries, room, disk, shared);
         self.count(&header, shared);
     }
 
@@ -443,6 +444,7 @@ impl Core {
         entries: Vec<Pending>,
         room: u64,
         disk: &mut dyn Disk,
+        shared: &SharedRing,
     ) {
         let (slot, offset, token) = (self.head.slot, self.head.offset, self.token());
         let bytes = u64::from(header.batch_bytes);
@@ -459,6 +461,7 @@ impl Core {
         let is_sync_next = bytes <= SYNC_NEXT_BYTES_MAX && is_awaited;
         if let Some(replicas) = &self.replicas {
             let position = Position { epoch: header.epoch, sequence: header.sequence };
+            shared.places.lock().push(At { slot, offset }, &header);
             replicas.append(position, Bytes::copy_from_slice(buffer.as_slice()), is_awaited);
         }
         self.in_flight.push_back(InFlight {
@@ -486,7 +489,7 @@ impl Core {
         header.is_clean = is_clean;
         let buffer = self.encode(&mut header, &mut [], &[]);
         self.sync_sequence_wanted = header.sequence;
-        self.submit(Encoded { header, buffer }, Vec::new(), Vec::new(), 0, disk);
+        self.submit(Encoded { header, buffer }, Vec::new(), Vec::new(), 0, disk, shared);
         self.count(&header, shared);
         true
     }

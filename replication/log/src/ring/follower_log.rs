@@ -130,9 +130,7 @@ impl FollowerLog {
     /// batch is damaged. `Io`: the disk does not read one.
     pub fn read(&self, after: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {
         let found = self.found(after, bytes_max)?;
-        let position =
-            |header: &BatchHeader| Position { epoch: header.epoch, sequence: header.sequence };
-        Ok(found.into_iter().map(|batch| (position(&batch.header), batch.bytes)).collect())
+        Ok(found.into_iter().map(|batch| (batch.position(), batch.bytes)).collect())
     }
 
     fn found(&self, after: u64, bytes_max: usize) -> Result<Vec<FoundBatch>> {

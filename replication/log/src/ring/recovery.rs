@@ -13,13 +13,14 @@ use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
 use crate::format::state::{LogState, Standing, TailLoss};
 use crate::options::RESERVE_BYTES;
 use crate::overlay::Overlay;
+use crate::ring::batch_places::BatchPlaces;
 use crate::ring::contents::LogContents;
 use crate::ring::layout::{FileState, Head, LiveFile, RingConfig};
 use crate::ring::opening::OpenArgs;
 use crate::ring::reads::{Reads, UnreadablePlace};
 use crate::ring::scan::Scan;
 use crate::ring::tail::{Evidence, Lost};
-use crate::ring::walk::{FIRST_AT, Ring, Walk};
+use crate::ring::walk::{At, FIRST_AT, Ring, Walk};
 use crate::spill::dir::MissingSpillFile;
 use block::env::{Disk, DiskRequest, IO_ALIGN_BYTES, IoBuffer};
 use block::seal::{PoolKey, SALT_BYTES};
@@ -69,12 +70,21 @@ pub(crate) struct Opened {
     pub(crate) released_position: u64,
     /// The opening batch.
     pub(crate) opening: OpeningBatch,
+    /// The batches in the ring, the opening batch among them.
+    pub(crate) places: BatchPlaces,
 }
 
 /// The batch that opens a run of the log.
 pub(crate) struct OpeningBatch {
-    pub(crate) position: Position,
+    pub(crate) header: BatchHeader,
     pub(crate) bytes: Bytes,
+}
+
+impl OpeningBatch {
+    /// Returns its place in the history of the pool.
+    pub(crate) fn position(&self) -> Position {
+        Position { epoch: self.header.epoch, sequence: self.header.sequence }
+    }
 }
 
 /// Opens the log on `disk`, which must do nothing else meanwhile. Blocks.
@@ -236,7 +246,7 @@ fn check_none_missing(reads: &Reads<'_>, ring: Option<&Ring>, args: &OpenArgs<'_
 
 /// Prepares the log for service once the scan has found its end.
 impl Scan<'_> {
-    fn finish(self, disk: &mut dyn Disk, is_new: bool, evidence: &Evidence) -> Result<Opened> {
+    fn finish(mut self, disk: &mut dyn Disk, is_new: bool, evidence: &Evidence) -> Result<Opened> {
         let was_clean = match &self.walk.newest {
             Some(newest) => newest.header.is_clean,
             None => self.walk.seen.sequence == 0,
@@ -261,7 +271,12 @@ impl Scan<'_> {
         if live.back().is_none_or(|file| file.slot != head.slot) {
             live.push_back(LiveFile { slot: head.slot, last_lsn });
         }
+        let mut places = std::mem::take(&mut self.places);
+        let at = At { slot: head.slot, offset: head.offset };
         let opening = write_opening(disk, header, &mut head, &self.args.key)?;
+        if places.last_sequence().is_none_or(|last| last < opening.header.sequence) {
+            places.push(at, &opening.header);
+        }
         // Not earlier: the notes of the last run count until this one has its opening batch.
         let state = self.state_of(open, lost.as_ref());
         self.args.keeper.replace(&state)?;
@@ -301,6 +316,7 @@ impl Scan<'_> {
             recovery,
             state,
             opening,
+            places,
         })
     }
 
@@ -467,10 +483,7 @@ fn write_opening(
     let batch_key = key.derive(header.algorithm, &header.salt, batch::KEY_PURPOSE);
     let checksum = batch::encode(&mut header, &mut [], std::iter::empty(), &batch_key, &mut buffer)
         .expect("a batch without entries is 4 KiB");
-    let opening = OpeningBatch {
-        position: Position { epoch: header.epoch, sequence: header.sequence },
-        bytes: Bytes::copy_from_slice(buffer.as_slice()),
-    };
+    let opening = OpeningBatch { header, bytes: Bytes::copy_from_slice(buffer.as_slice()) };
     let (file, offset) = (head.slot, head.offset);
     let write = DiskRequest::Write { token: 6, file, offset, buffer, is_sync_next: false };
     run(disk, write, "write the log's opening batch")?;

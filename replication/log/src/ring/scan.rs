@@ -13,6 +13,7 @@ use crate::format::batch::{self, BatchHeader};
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::overlay::log_resident::{BatchPlace, LogResident};
 use crate::overlay::{Incoming, Overlay};
+use crate::ring::batch_places::BatchPlaces;
 use crate::ring::opening::OpenArgs;
 use crate::ring::reads::Reads;
 use crate::ring::walk::{At, Ring, Taken, Walk};
@@ -31,6 +32,8 @@ pub(crate) struct Scan<'a> {
     pub(crate) entry_count: u64,
     /// Batches that may not be on stable storage, in order.
     pub(crate) unproven: VecDeque<Taken>,
+    /// All batches taken.
+    pub(crate) places: BatchPlaces,
 }
 
 impl<'a> Scan<'a> {
@@ -47,6 +50,7 @@ impl<'a> Scan<'a> {
             released_position: None,
             entry_count: 0,
             unproven: VecDeque::new(),
+            places: BatchPlaces::default(),
         }
     }
 
@@ -95,6 +99,7 @@ impl<'a> Scan<'a> {
             }
             self.take_entries(&taken, &key)?;
         }
+        self.places.push(taken.at, &header);
         self.unproven.push_back(taken);
         while self.unproven.front().is_some_and(|t| t.header.next_lsn() <= header.durable_lsn) {
             self.unproven.pop_front();

@@ -11,6 +11,7 @@
 
 use crate::options::Wait;
 use crate::overlay::Overlay;
+use crate::ring::batch_places::BatchPlaces;
 use crate::ring::drive::DirtyMark;
 use crate::ring::queue::{Group, Place, Placed, Queue, Ticket};
 use block::{Error, Lsn, Result, VolumeId};
@@ -63,6 +64,8 @@ pub(crate) struct SharedRing {
     pub(crate) queue: Mutex<Queue>,
     waiters: Mutex<Waiters>,
     pub(crate) overlay: Overlay,
+    /// The batches in the ring, kept only for a log that other members have: they may need earlier ones.
+    pub(crate) places: Mutex<BatchPlaces>,
     acked: AtomicU64,
     durable: AtomicU64,
     /// Newest entry that is in a batch.
@@ -120,6 +123,7 @@ impl SharedRing {
             queue: Mutex::new(queue),
             waiters: Mutex::default(),
             overlay,
+            places: Mutex::default(),
             acked: AtomicU64::new(last_lsn.0),
             durable: AtomicU64::new(last_lsn.0),
             taken: AtomicU64::new(last_lsn.0),

@@ -225,6 +225,9 @@ impl Core {
         while self.live.len() > 1 && self.live[0].last_lsn <= destaged {
             self.live.pop_front();
         }
+        if self.replicas.is_some() && self.live.len() != before {
+            shared.places.lock().release(destaged);
+        }
         self.live.len() != before
     }
 }

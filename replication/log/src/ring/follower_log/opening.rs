@@ -54,7 +54,7 @@ impl FollowerLog {
         let reader = disk.reader();
         let found = list(&*reader)?.len();
         let made_count = disk.made_count();
-        if made_count.is_none_or(|made| (made as usize) < found) {
+        if found > 0 && made_count.is_none_or(|made| (made as usize) < found) {
             disk.note_made(u32::try_from(found).expect("file count"))?;
         }
         let (disk, random) = (Box::new(disk), Arc::new(SystemRandom));

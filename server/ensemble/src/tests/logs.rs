@@ -1,0 +1,259 @@
+//! The same three nodes with logs on disk: write logs of owners over the rings of members.
+
+use super::{Net, POOL, Port, options, until};
+use crate::disk_log::open_ring;
+use crate::local::{LocalMember, LocalOptions};
+use crate::owned::{OwnedLog, Standing};
+use crate::take_over::TakeOver;
+use block::env::SystemClock;
+use block::seal::{KEY_BYTES, PoolKey};
+use block::{Epoch, ErrorKind, Lsn, VolumeId};
+use bytes::Bytes;
+use replication::{Configuration, MemberId};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use uuid::Uuid;
+use wal::{EntryKind, Log, LogIdentity, LogOptions, LogSources, NewEntry, Recovery, Source, Wait};
+
+const VOLUME: VolumeId = VolumeId(1);
+
+fn log_options() -> LogOptions {
+    LogOptions {
+        ring_bytes: 16 << 20,
+        file_bytes: 1 << 20,
+        generation_bytes_max: 8 << 20,
+        ..LogOptions::default()
+    }
+}
+
+struct Nodes {
+    net: Arc<Net>,
+    ids: Vec<MemberId>,
+    dir: tempfile::TempDir,
+}
+
+/// An owner with its open write log.
+struct Open {
+    log: Log,
+    owned: OwnedLog,
+    recovery: Recovery,
+}
+
+impl Nodes {
+    fn new() -> Nodes {
+        let dir = tempfile::tempdir().unwrap();
+        let ids: Vec<MemberId> = (1..=3).map(Uuid::from_u128).collect();
+        let nodes = Nodes { net: Arc::new(Net::default()), ids, dir };
+        for node in 0..3 {
+            std::fs::create_dir(nodes.log_dir(node)).unwrap();
+            LocalMember::create(&nodes.local_options(node), nodes.ids[node]).unwrap();
+            nodes.start(node);
+        }
+        nodes
+    }
+
+    fn log_dir(&self, node: usize) -> PathBuf {
+        self.dir.path().join(format!("log{node}"))
+    }
+
+    fn local_options(&self, node: usize) -> LocalOptions {
+        LocalOptions {
+            dir: self.log_dir(node),
+            pool: POOL,
+            boot: Uuid::from_u128(7),
+            clock: Arc::new(SystemClock),
+            open_log: open_ring(self.log_dir(node), POOL, log_options()),
+        }
+    }
+
+    /// Starts the member of a node, and replaces the one that ran there.
+    fn start(&self, node: usize) {
+        self.net.members.lock().remove(&self.ids[node]);
+        let member = LocalMember::start(self.local_options(node)).unwrap();
+        self.net.members.lock().insert(self.ids[node], member);
+    }
+
+    fn member(&self, node: usize) -> LocalMember {
+        self.net.members.lock()[&self.ids[node]].clone()
+    }
+
+    async fn take_over(&self, node: usize, epoch: u64) -> Open {
+        let configuration =
+            Configuration { number: epoch, members: self.ids.iter().copied().collect(), quorum: 2 };
+        let port = Port { net: Arc::clone(&self.net), from: self.ids[node] };
+        let (epoch, peers) = (Epoch(epoch), Arc::new(port));
+        let taking = TakeOver { epoch, configuration, peers, options: options() };
+        let member = self.member(node);
+        let taken = tokio::time::timeout(Duration::from_secs(10), taking.run(&member));
+        let taken = taken.await.expect("the take-over does not end").unwrap();
+        let identity = LogIdentity {
+            pool: POOL.into_bytes(),
+            epoch,
+            boot_id: [7; 16],
+            served_epoch: Epoch(0),
+            configuration: epoch.0,
+        };
+        let sources = LogSources { quorum: Some(taken.quorum), ..LogSources::default() };
+        let dir = self.log_dir(node);
+        let opened = tokio::task::spawn_blocking(move || {
+            let key = PoolKey::new([3; KEY_BYTES]);
+            Log::open_from(&dir, identity, key, log_options(), Lsn::NONE, &sources)
+        });
+        let (log, recovery) = opened.await.unwrap().unwrap();
+        taken.owned.attach(Box::new(log.downgrade()));
+        taken.owned.start();
+        let opened = tokio::time::timeout(Duration::from_secs(10), taken.owned.opened());
+        if opened.await.is_err() {
+            panic!("no quorum opens the log of epoch {epoch}: {:?}", taken.owned.statuses());
+        }
+        Open { log, owned: taken.owned, recovery }
+    }
+
+    fn cut(&self, node: usize, is_cut: bool) {
+        self.net.cut_off(&self.ids, node, is_cut);
+    }
+}
+
+impl Open {
+    /// Writes a sector that says its number.
+    async fn write(&self, sector: u64) -> block::Result<Lsn> {
+        let payload = Bytes::from(vec![sector as u8; 512]);
+        let (volume, kind) = (VOLUME, EntryKind::Write);
+        let entry = NewEntry { volume, kind, start_sector: sector, sector_count: 1, payload };
+        self.log.append(entry, Wait::Written).await
+    }
+
+    /// Checks that the sectors read as they were written.
+    async fn check(&self, sectors: u64) {
+        let pieces = self.log.overlay().lookup(VOLUME, 0, sectors);
+        let mut next = 0;
+        for piece in pieces {
+            assert_eq!(piece.start_sector, next);
+            next += piece.sector_count;
+            let bytes = match piece.source {
+                Source::Payload(bytes) => bytes,
+                Source::LogResident(place) => self.log.read(&place).await.unwrap().unwrap(),
+                other => panic!("sector {} is {other:?}", piece.start_sector),
+            };
+            for (sector, bytes) in (piece.start_sector..).zip(bytes.chunks(512)) {
+                assert!(bytes.iter().all(|byte| *byte == sector as u8), "sector {sector}");
+            }
+        }
+        assert_eq!(next, sectors);
+    }
+
+    /// Ends as a process that is killed: nothing more is written or sent.
+    fn kill(self) {
+        self.owned.stop();
+        self.log.fail(block::Error::new(ErrorKind::Io, "the process was killed"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acknowledged_writes_survive_the_owner() {
+    let nodes = Nodes::new();
+    let first = nodes.take_over(0, 1).await;
+    for sector in 0..100 {
+        first.write(sector).await.unwrap();
+    }
+    first.check(100).await;
+    nodes.cut(0, true);
+    first.kill();
+    let second = nodes.take_over(1, 2).await;
+    assert_eq!((second.recovery.tail_loss, second.recovery.last_lsn), (None, Lsn(100)));
+    second.check(100).await;
+    for sector in 100..200 {
+        second.write(sector).await.unwrap();
+    }
+    assert!(second.log.flush().await.unwrap() >= Lsn(200));
+    // The first owner's node comes back, gives up what only it has, and takes the pool again.
+    nodes.cut(0, false);
+    nodes.start(0);
+    let tail = nodes.member(0);
+    let all = second.owned.replicas().acknowledged();
+    let caught_up = async {
+        while tail.state().await.unwrap().1.tail().sequence < all {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), caught_up).await.expect("it does not catch up");
+    nodes.cut(1, true);
+    second.kill();
+    let third = nodes.take_over(0, 3).await;
+    third.check(200).await;
+    third.write(200).await.unwrap();
+    third.check(201).await;
+    third.kill();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deposed_owner_fails_its_writes_and_serves_no_read() {
+    let nodes = Nodes::new();
+    let first = nodes.take_over(0, 1).await;
+    first.write(0).await.unwrap();
+    first.log.await_lease().await.unwrap();
+    nodes.cut(0, true);
+    let second = nodes.take_over(2, 2).await;
+    second.check(1).await;
+    let unanswered = tokio::spawn({
+        let log = first.log.clone();
+        let payload = Bytes::from(vec![9; 512]);
+        let (volume, kind) = (VOLUME, EntryKind::Write);
+        let entry = NewEntry { volume, kind, start_sector: 0, sector_count: 1, payload };
+        async move { log.append(entry, Wait::Written).await }
+    });
+    let reading = tokio::spawn({
+        let log = first.log.clone();
+        async move { log.await_lease().await }
+    });
+    until(|| !first.owned.replicas().has_lease()).await;
+    second.write(0).await.unwrap();
+    nodes.cut(0, false);
+    let kind = |result: block::Result<()>| result.unwrap_err().kind();
+    assert_eq!(kind(unanswered.await.unwrap().map(drop)), ErrorKind::Fenced);
+    assert_eq!(kind(reading.await.unwrap()), ErrorKind::Fenced);
+    assert_eq!(*first.owned.standing().borrow(), Standing::Superseded(Epoch(2)));
+    second.check(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_that_lacks_released_batches_is_reset_and_catches_up() {
+    let nodes = Nodes::new();
+    let owner = nodes.take_over(0, 1).await;
+    owner.write(0).await.unwrap();
+    nodes.cut(2, true);
+    // Several times the ring, released as the data tier would.
+    for round in 0..40 {
+        let payload = Bytes::from(vec![round; 1 << 20]);
+        let (volume, kind) = (VOLUME, EntryKind::Write);
+        let sector_count = (1 << 20) / 512;
+        let entry = NewEntry {
+            volume,
+            kind,
+            start_sector: 0,
+            sector_count,
+            payload: payload.slice(..256 << 10),
+        };
+        let entry = NewEntry { sector_count: (256 << 10) / 512, ..entry };
+        for _ in 0..4 {
+            owner.log.append(entry.clone(), Wait::Written).await.unwrap();
+        }
+        owner.log.flush().await.unwrap();
+        if let Some(generation) = owner.log.freeze() {
+            owner.log.make_durable(generation.last_lsn()).await.unwrap();
+            owner.log.release(&generation);
+        }
+    }
+    assert!(owner.log.first_batch() > 10, "nothing was released");
+    nodes.cut(2, false);
+    let (tail, all) = (nodes.member(2), owner.owned.replicas().acknowledged());
+    let caught_up = async {
+        while tail.state().await.unwrap().1.tail().sequence < all {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), caught_up).await.expect("it does not catch up");
+    assert!(owner.owned.statuses()[&nodes.ids[2]].resets >= 1);
+    owner.write(1).await.unwrap();
+}
