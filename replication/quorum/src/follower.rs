@@ -307,6 +307,36 @@ impl Follower {
         self.log.release(sequence);
     }
 
+    /// Notes that the owner on the same node writes a batch behind the newest one of this log, which it
+    /// shares with the member. Returns false, without effect, if a later epoch was promised: the owner
+    /// has ended and does not write it.
+    ///
+    /// # Panics
+    /// If the batch does not follow the newest one.
+    pub fn on_own_written(&mut self, position: Position) -> bool {
+        if position.epoch < self.document.promised {
+            return false;
+        }
+        self.log.push(position);
+        true
+    }
+
+    /// Notes that every batch up to `sequence` is on stable storage, which the owner on the same node
+    /// has done.
+    pub fn on_own_synced(&mut self, sequence: u64) {
+        self.synced = self.synced.max(sequence.min(self.log.tail().sequence));
+    }
+
+    /// Notes that the owner of `epoch` on the same node has opened on this log: it has found everything
+    /// that any member may have answered for, so this log lacks nothing.
+    pub fn on_own_open(&mut self, epoch: Epoch) -> Option<Effect> {
+        let is_news = epoch == self.document.promised && self.document.proof != Proof::All;
+        is_news.then(|| {
+            self.document.proof = Proof::All;
+            Effect::Store(self.document)
+        })
+    }
+
     /// Whether this member, `me`, may create a link whose configuration contains only itself, in place
     /// of `newest`, the configuration of the newest link: every batch that was acknowledged is on every
     /// member, and this log lacks nothing. Only then are the other members not needed.

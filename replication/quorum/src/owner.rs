@@ -169,8 +169,7 @@ impl Owner {
     /// Notes how far the node's own log is written and synced.
     pub fn on_own(&mut self, written: u64, synced: u64) {
         if let Some(own) = self.members.get_mut(&self.me) {
-            own.written = own.written.max(written);
-            own.synced = own.synced.max(synced);
+            own.on_own(written, synced);
         }
         self.advance();
     }

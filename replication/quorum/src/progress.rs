@@ -66,6 +66,14 @@ impl Progress {
         }
     }
 
+    /// Notes how far the log on the owner's own node is written and synced.
+    pub(crate) fn on_own(&mut self, written: u64, synced: u64) {
+        self.written = self.written.max(written);
+        self.synced = self.synced.max(synced);
+        self.unanswered = self.unanswered.max(written.saturating_add(1));
+        self.next = self.next.max(self.unanswered);
+    }
+
     /// Notes that a reset was sent.
     pub(crate) fn on_reset_sent(&mut self) {
         self.flow = Flow::Waiting;

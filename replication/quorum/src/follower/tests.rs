@@ -185,3 +185,19 @@ fn promise_waits_for_the_longest_lease_also_after_a_start() {
     assert!(!is_answered(follower.on_request(307, promise.clone())));
     assert!(is_answered(follower.on_request(308, promise)));
 }
+
+#[test]
+fn owner_on_the_same_node_writes_until_a_later_promise() {
+    let mut follower = follower();
+    follower.on_damage(2);
+    assert!(follower.on_own_written(position(2, 2)) && follower.on_own_written(position(2, 3)));
+    follower.on_own_synced(99);
+    assert!(matches!(follower.on_tick(), Some(Effect::Store(Document { synced: 3, .. }))));
+    assert_eq!(follower.on_own_open(Epoch(1)), None);
+    let opened = follower.on_own_open(Epoch(2));
+    assert!(matches!(opened, Some(Effect::Store(Document { proof: Proof::All, .. }))));
+    assert_eq!(follower.on_own_open(Epoch(2)), None, "it is stored already");
+    follower.on_request(0, Request::Promise { epoch: Epoch(3) });
+    assert!(!follower.on_own_written(position(2, 4)), "the promised tail does not grow");
+    assert_eq!(follower.log().tail(), position(2, 3));
+}

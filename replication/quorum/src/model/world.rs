@@ -160,13 +160,6 @@ struct Machine {
     node: Option<Node>,
 }
 
-/// What an owner writes.
-#[derive(Clone, Copy)]
-struct Written {
-    content: u8,
-    is_sync: bool,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Link {
     epoch: Epoch,
@@ -504,37 +497,38 @@ impl World {
             node.role = Role::Owner(owner);
         }
         let epoch = candidate.epoch();
-        self.own_append(
-            at,
-            previous,
-            Position { epoch, sequence: opening },
-            Written { content: 0, is_sync: true },
-        );
-    }
-
-    fn write(&mut self, bounds: &Bounds, at: usize) {
-        self.used.writes += 1;
-        let Some(Node { follower, role: Role::Owner(owner) }) = &self.machines[at].node else {
-            return;
-        };
-        let previous = follower.log().tail();
-        let position = Position { epoch: owner.epoch(), sequence: previous.sequence + 1 };
-        let written = Written { content: self.used.writes, is_sync: bounds.reboots == 0 };
-        self.own_append(at, previous, position, written);
-    }
-
-    fn own_append(&mut self, at: usize, previous: Position, position: Position, written: Written) {
-        let batch = Batch { position, bytes: Bytes::copy_from_slice(&[written.content]) };
+        let position = Position { epoch, sequence: opening };
+        let batch = Batch { position, bytes: Bytes::from_static(&[0]) };
         let request = Request::Append {
-            epoch: position.epoch,
+            epoch,
             previous,
             batches: vec![batch],
             proven_at: None,
-            is_sync: written.is_sync,
+            is_sync: true,
             lease: None,
             configuration: 0,
         };
         self.own_request(at, request, usize::MAX);
+    }
+
+    fn write(&mut self, bounds: &Bounds, at: usize) {
+        self.used.writes += 1;
+        let content = Bytes::copy_from_slice(&[self.used.writes]);
+        let Machine { node, disk, .. } = &mut self.machines[at];
+        let Some(Node { follower, role: Role::Owner(owner) }) = node else { return };
+        let sequence = follower.log().tail().sequence + 1;
+        let position = Position { epoch: owner.epoch(), sequence };
+        if !follower.on_own_written(position) {
+            return;
+        }
+        disk.log.push(Batch { position, bytes: content });
+        let mut synced = 0;
+        if bounds.reboots == 0 {
+            disk.sync();
+            follower.on_own_synced(sequence);
+            synced = sequence;
+        }
+        owner.on_own(sequence, synced);
     }
 
     /// Hands a request to the member on the same node, which is killed after so many effects.
