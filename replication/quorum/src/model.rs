@@ -88,6 +88,9 @@ const RESETS: Bounds =
 const LATE_RESETS: Bounds = Bounds { take_overs: 0, repeats: 1, ..RESETS };
 /// Resets between crashes.
 const RESET_CRASHES: Bounds = Bounds { crashes: 1, take_overs: 1, delays: 0, ..RESETS };
+/// Resets between losses of power, and a member that is damaged meanwhile.
+const RESET_POWER: Bounds =
+    Bounds { take_overs: 1, trims: 1, reboots: 1, damages: 1, writes: 1, ..QUIET };
 /// A batch that turns bad.
 const DAMAGE: Bounds = Bounds { damages: 1, crashes: 1, take_overs: 2, ..QUIET };
 /// Two members, one of which may go on alone.
@@ -128,6 +131,7 @@ const WORLDS: &[(&str, Bounds)] = &[
     ("resets", RESETS),
     ("late resets", LATE_RESETS),
     ("reset crashes", RESET_CRASHES),
+    ("reset power", RESET_POWER),
     ("damage", DAMAGE),
     ("two", TWO),
     ("two, power", TWO_POWER),

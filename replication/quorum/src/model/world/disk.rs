@@ -94,6 +94,9 @@ impl Disk {
     pub(super) fn release(&mut self, before: Position) {
         let count = self.count(before.sequence);
         self.log.drain(..count);
+        if count > self.synced {
+            self.cut.clear();
+        }
         self.synced = self.synced.saturating_sub(count);
         self.before = before;
         self.damage = self.damage.filter(|damage| damage.sequence > before.sequence);
