@@ -25,6 +25,9 @@ use url::Url;
 const PORT: u16 = 10809;
 /// Time limit from the first byte to transmission. Chosen by hand.
 const NEGOTIATION_WAIT: Duration = Duration::from_secs(20);
+/// Time limit for a TCP connection. Chosen by hand: the first three attempts of TCP, which it makes
+/// within 3 s, and their answers. A machine that is off must not keep a device from its next address.
+const CONNECT_WAIT: Duration = Duration::from_secs(5);
 /// Silence after which an idle connection counts as lost. Chosen by hand: the users of a device
 /// wait this long.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -250,7 +253,12 @@ async fn connect(place: &Place) -> Result<Plain> {
         Place::Unix(path) => Ok(Plain::Unix(UnixStream::connect(path).await.map_err(lost)?)),
         Place::Tcp { host, port } => {
             use rustix::net::sockopt;
-            let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(lost)?;
+            let connecting = TcpStream::connect((host.as_str(), *port));
+            let connected = tokio::time::timeout(CONNECT_WAIT, connecting).await.map_err(|_| {
+                let what = format!("no connection in {} s", CONNECT_WAIT.as_secs());
+                Error::new(ErrorKind::Unavailable, what)
+            })?;
+            let stream = connected.map_err(lost)?;
             let set = stream.set_nodelay(true).and_then(|()| {
                 sockopt::set_socket_keepalive(&stream, true)?;
                 sockopt::set_tcp_keepidle(&stream, SILENCE_MAX / 3)?;

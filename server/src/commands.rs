@@ -312,8 +312,8 @@ const ONLY_A_DAEMON: &str = ", and only a daemon can serve a device; start `spin
 async fn attach(cli: &Cli, args: &AttachArgs) -> Result<(), Failure> {
     let plan = args.plan().map_err(Failure::Usage)?;
     let (config, request) = match &plan {
-        AttachPlan::Remote { uri, options } => {
-            devices::remote::check_uri(uri).map_err(Failure::Usage)?;
+        AttachPlan::Remote { uris, options } => {
+            devices::remote::check_uris(uris).map_err(Failure::Usage)?;
             if args.lock_memory {
                 lock_memory()?;
             }
@@ -322,7 +322,7 @@ async fn attach(cli: &Cli, args: &AttachArgs) -> Result<(), Failure> {
                 let lines = [device, link].map(|path| path.display().to_string());
                 output::announce(cli.output, &lines);
             };
-            let options = handlers::remote_options(uri, options, args.dead_timeout.duration());
+            let options = handlers::remote_options(uris, options, args.dead_timeout.duration());
             return Ok(devices::remote::serve(&options, signals.stop(), announce).await?);
         }
         AttachPlan::CleanUpDevice(device) => {
@@ -334,6 +334,13 @@ async fn attach(cli: &Cli, args: &AttachArgs) -> Result<(), Failure> {
             let dir = load_pool(&args.pool)?.dir().to_owned();
             let done = cleaned(move || crate::adapters::pool_volumes::clean_up(&dir)).await?;
             return Ok(output::emit(cli.output, &done, print::reply)?);
+        }
+        AttachPlan::ListRemote => {
+            let listed = tokio::task::spawn_blocking(devices::remote::list).await;
+            let listed = listed
+                .map_err(|error| Error::with_source(ErrorKind::Io, "list the devices", error))?;
+            let devices = listed?.into_iter().map(handlers::remote_device).collect();
+            return Ok(output::emit(cli.output, &Reply::RemoteDevices { devices }, print::reply)?);
         }
         AttachPlan::List => (load_pool(&args.pool)?, AttachArgs::list_request()),
         AttachPlan::Volume(target) => {
@@ -355,7 +362,7 @@ async fn cleaned(work: impl FnOnce() -> Result<String> + Send + 'static) -> Resu
 
 async fn detach(cli: &Cli, args: &DetachArgs) -> Result<(), Failure> {
     if is_uri(&args.target) {
-        devices::remote::check_uri(&args.target).map_err(Failure::Usage)?;
+        devices::remote::check_uris(&args.target).map_err(Failure::Usage)?;
         let message = devices::remote::detach(&args.target, args.force).await?;
         return Ok(output::emit(cli.output, &Reply::Done { message }, print::reply)?);
     }

@@ -24,8 +24,8 @@ mod volume;
 pub(crate) use check::check;
 pub(crate) use closed::answers_closed;
 pub(crate) use convert::{
-    example, fsck_info, pool_from_copy, pool_purged, pool_removed, pool_restored, remote_options,
-    secret,
+    example, fsck_info, pool_from_copy, pool_purged, pool_removed, pool_restored, remote_device,
+    remote_options, secret,
 };
 
 use crate::adapters::exports::PoolExports;

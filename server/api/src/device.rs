@@ -106,6 +106,21 @@ pub struct AttachmentInfo {
     pub failure: Option<String>,
 }
 
+/// A device of this machine for an export elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteDeviceInfo {
+    /// Path of the device.
+    pub device: PathBuf,
+    /// Addresses of the export that the device was made with, in the user's order.
+    pub addresses: Vec<String>,
+    /// The address in use; absent while none is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// A process serves the device; absent if that cannot be found out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_served: Option<bool>,
+}
+
 /// A client on another machine, or another program on this one, that has a volume attached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientInfo {

@@ -3,7 +3,7 @@
 //! Invariant: the field `reply` of the JSON names the shape of the document.
 
 use crate::copy::CopyInfo;
-use crate::device::{AttachmentInfo, ClientInfo};
+use crate::device::{AttachmentInfo, ClientInfo, RemoteDeviceInfo};
 use crate::key::{Secret, SlotKind};
 use crate::pool::FsckInfo;
 use crate::scrub::ScrubInfo;
@@ -61,6 +61,11 @@ pub enum Reply {
         attachments: Vec<AttachmentInfo>,
         /// Clients on other machines, or other programs on this one, that have devices.
         clients: Vec<ClientInfo>,
+    },
+    /// Devices of this machine for exports elsewhere.
+    RemoteDevices {
+        /// Sorted by device.
+        devices: Vec<RemoteDeviceInfo>,
     },
     /// The key was replaced.
     KeyRotated {

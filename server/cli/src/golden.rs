@@ -45,7 +45,10 @@ fn case<T: Serialize>(line: &'static str, value: &T, text: impl Fn(&T) -> String
         Command::Attach(args) => match args.plan().unwrap() {
             AttachPlan::Volume(name) => Some(args.request(name)),
             AttachPlan::List => Some(crate::args::AttachArgs::list_request()),
-            AttachPlan::Remote { .. } | AttachPlan::CleanUp | AttachPlan::CleanUpDevice(_) => None,
+            AttachPlan::Remote { .. }
+            | AttachPlan::ListRemote
+            | AttachPlan::CleanUp
+            | AttachPlan::CleanUpDevice(_) => None,
         },
         Command::Detach(args) => Some(args.request(args.target.clone())),
         Command::Stop(_) => Some(Request::Pool(PoolRequest::Stop {})),

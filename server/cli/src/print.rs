@@ -44,6 +44,7 @@ pub fn reply(reply: &Reply) -> String {
         ),
         Reply::Attached(info) => device::attached(info),
         Reply::Attachments { attachments, clients } => device::list(attachments, clients),
+        Reply::RemoteDevices { devices } => device::remote_devices(devices),
         Reply::KeyRotated { message, .. } => format!("{message}\n"),
     }
 }

@@ -4,11 +4,13 @@
 //! Invariants:
 //! - A process holds the lock of a device from before it serves the device until it ends. The
 //!   kernel releases the lock then, however the process ends.
-//! - The lock of a device for a volume of another machine is named by its URI, before there is a
+//! - The lock of a device for a volume of another machine is named by its URIs, before there is a
 //!   device; that of another device by its identifier.
 
 use crate::identifiers;
 use block::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -39,6 +41,28 @@ pub(crate) fn lock(name: &str) -> Result<File> {
     }
     file.set_len(0).and_then(|()| write!(file, "{}", std::process::id())).map_err(failed)?;
     Ok(file)
+}
+
+/// Locks of one process, each held once.
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    held: BTreeMap<String, File>,
+}
+
+impl Locks {
+    /// Takes the locks with these names that are not held here yet.
+    ///
+    /// # Errors
+    /// Those of [`lock`]; the locks taken before stay held.
+    pub(crate) fn take(&mut self, names: impl IntoIterator<Item = String>) -> Result<()> {
+        for name in names {
+            if let Entry::Vacant(vacant) = self.held.entry(name) {
+                let file = lock(vacant.key())?;
+                vacant.insert(file);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Takes the lock of a device of the nbd driver, which its serving process would hold.
@@ -121,7 +145,7 @@ pub(crate) fn lock_served(identifier: &str) -> Result<Option<File>> {
 
 /// Name of the lock of a device, by its identifier.
 fn lock_name(identifier: &str) -> String {
-    identifiers::uri_of(identifier).unwrap_or(identifier).to_owned()
+    identifiers::remote_of(identifier).map_or(identifier, |(uris, _)| uris).to_owned()
 }
 
 #[cfg(test)]

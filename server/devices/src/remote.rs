@@ -15,30 +15,38 @@
 //!   one.
 //! - A server that has ended the attachment ends the device: its users get errors, and never see
 //!   later writes of others.
+//! - The export may have several addresses (see `route`), under one attachment. The kernel keeps the
+//!   list with the device; a process with another list that shares an address serves the same one.
 
 use crate::blocking::blocking;
 use crate::identifiers;
-use crate::locks::lock;
+use crate::locks::{Locks, is_served, lock_path};
+use addresses::Addresses;
 use attempt::{Attempt, attempt_path, choose, end, forget, release};
 use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
 use identity::reservation_of;
 use link::{link, unlink};
-use nbd::client::{self, Reached, Target};
+use nbd::client::Reached;
 use nbd::kernel::{self, Device};
 use nbd::wire::{Intent, ReservationRequest};
 use relay::Relay;
-use std::path::Path;
+use route::Route;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
 use tokio::sync::watch;
 use uuid::Uuid;
 
+mod addresses;
 mod attempt;
 mod detach;
 mod identity;
 mod link;
 mod relay;
+mod route;
+mod tap;
+mod traffic;
 
 pub use detach::detach;
 
@@ -56,8 +64,8 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Options for attaching a volume of another machine.
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
-    /// URI as the user wrote it.
-    pub uri: String,
+    /// Addresses of the export, as the user wrote them: `URI,URI,…`.
+    pub uris: String,
     /// 512 to 4096 bytes.
     pub logical_block_bytes: u32,
     /// Time without this process after which requests fail.
@@ -66,15 +74,15 @@ pub struct RemoteOptions {
     pub is_shared: bool,
 }
 
-/// Checks that a URI names an export.
+/// Checks that a list of URIs names an export.
 ///
 /// # Errors
 /// `Invalid`, with the expected form.
-pub fn check_uri(uri: &str) -> Result<()> {
-    Target::parse(uri).map(drop)
+pub fn check_uris(uris: &str) -> Result<()> {
+    Addresses::parse(uris).map(drop)
 }
 
-/// Attaches the volume of a URI and serves its device until `stopped`, or until the device is gone.
+/// Attaches the volume of a list of URIs and serves its device until `stopped`, or until the device is gone.
 /// Calls `announce` with the device and the link to it.
 ///
 /// # Errors
@@ -85,28 +93,37 @@ pub async fn serve(
     stopped: impl Future<Output = ()>,
     announce: impl FnOnce(&Path, &Path),
 ) -> Result<()> {
-    let target = Target::parse(&options.uri)?;
-    let _lock = lock(&options.uri)?;
+    let asked = Addresses::parse(&options.uris)?;
+    let mut locks = Locks::default();
+    locks.take(asked.lock_names())?;
     blocking(kernel::check).await?;
     tokio::pin!(stopped);
-    let found = continued(&target).await?;
+    let found = match find(&asked)? {
+        Some(found) => {
+            locks.take(found.addresses.lock_names())?;
+            continued(found).await?
+        }
+        None => None,
+    };
+    // The device is named after the addresses that it was made with.
+    let target = found.as_ref().map_or(&asked, |found| &found.addresses).clone();
     let path = attempt_path(&target);
-    let attachment = match found {
-        Some(attachment) => attachment,
+    let attachment = match &found {
+        Some(found) => found.attachment,
         None => tokio::select! {
             attachment = choose(&target, &path) => attachment?,
             () = &mut stopped => return Ok(()),
         },
     };
-    let reservation = reservation_of(&target, attachment, options.is_shared);
+    let reservation = reservation_of(target.export(), attachment, options.is_shared);
     let intent = if found.is_some() { Intent::Go } else { Intent::Attach };
     let request = ReservationRequest { intent, ..reservation.clone() };
-    let reached = reach(&target, &request, found.is_some());
+    let route = Route::new(asked);
     let reached = tokio::select! {
-        reached = reached => reached,
+        reached = reach(&route, &request, found.is_some()) => reached,
         () = &mut stopped => return Ok(()),
     };
-    let first = match (reached, found) {
+    let first = match (reached, &found) {
         (Err(error), Some(_)) if error.kind() == ErrorKind::Fenced => {
             let identifier = identifiers::of_remote(&target, attachment);
             blocking(move || kernel::delete(&identifier).map(drop)).await?;
@@ -115,7 +132,8 @@ pub async fn serve(
         }
         (reached, _) => reached?,
     };
-    let (relay, device_options) = Relay::new(options, &target, reservation.clone(), first);
+    route.show_in(address_path(&target));
+    let (relay, device_options) = Relay::new(options, route, &target, reservation, first);
     // Before the kernel has the device, so that no change is missed.
     let (refusal, sizes) = (relay.refusal(), relay.size_changes());
     let made = blocking({
@@ -145,7 +163,7 @@ pub async fn serve(
 
 /// A device that this process serves.
 struct ServedDevice {
-    target: Target,
+    target: Addresses,
     attachment: Uuid,
     device: Device,
     /// Set when the server refuses the attachment for good.
@@ -205,20 +223,20 @@ impl ServedDevice {
     }
 }
 
-/// Returns the attachment of this machine's device of a target, if it shall continue. The caller
-/// must hold the lock of the target.
+/// Returns a device of this machine if its attachment shall continue. The caller must hold its
+/// locks.
 ///
 /// # Errors
 /// `Busy`: an attachment that is over is still in use. Kernel errors.
-async fn continued(target: &Target) -> Result<Option<Uuid>> {
-    let Some(attachment) = find(target)? else { return Ok(None) };
-    if Attempt::read(&attempt_path(target)) != Some(Attempt::Over(attachment)) {
-        return Ok(Some(attachment));
+async fn continued(found: Found) -> Result<Option<Found>> {
+    let Found { addresses: target, attachment } = &found;
+    if Attempt::read(&attempt_path(target)) != Some(Attempt::Over(*attachment)) {
+        return Ok(Some(found));
     }
     // The process that ended it did not get to its device, or the device is disconnected but held
     // open. The kernel then keeps its identifier, by which it would be taken for the next
     // attachment.
-    let identifier = identifiers::of_remote(target, attachment);
+    let identifier = identifiers::of_remote(target, *attachment);
     let is_gone = blocking(move || {
         kernel::delete(&identifier)?;
         let until = SystemClock.now() + GONE_WAIT;
@@ -240,13 +258,13 @@ async fn continued(target: &Target) -> Result<Option<Uuid>> {
 /// Reaches the server for the first time. If there is a device, its users wait for it, so this
 /// retries while the server is unavailable.
 async fn reach(
-    target: &Target,
+    route: &Route,
     reservation: &ReservationRequest,
     is_waited_for: bool,
 ) -> Result<Reached> {
     let mut was_said = false;
     loop {
-        match client::open(target, reservation).await {
+        match route.open(reservation).await {
             Err(error) if is_waited_for && error.kind() == ErrorKind::Unavailable => {
                 if !was_said {
                     tracing::warn!(
@@ -262,7 +280,63 @@ async fn reach(
     }
 }
 
-/// Attachment of this machine's device of a target.
-fn find(target: &Target) -> Result<Option<Uuid>> {
-    Ok(identifiers::attachment_of(target, &kernel::identifiers()?))
+/// A device of this machine for an export elsewhere.
+struct Found {
+    /// The addresses that it was made with.
+    addresses: Addresses,
+    attachment: Uuid,
+}
+
+/// Finds this machine's device of an export, by any of its addresses.
+fn find(asked: &Addresses) -> Result<Option<Found>> {
+    Ok(kernel::identifiers()?
+        .iter()
+        .filter_map(|one| found_of(one))
+        .find(|found| found.addresses.meets(asked)))
+}
+
+fn found_of(identifier: &str) -> Option<Found> {
+    let (uris, attachment) = identifiers::remote_of(identifier)?;
+    Some(Found { addresses: Addresses::parse(uris).ok()?, attachment })
+}
+
+/// A device of this machine for an export elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteDevice {
+    /// Path of the device.
+    pub device: PathBuf,
+    /// The addresses that it was made with.
+    pub addresses: Vec<String>,
+    /// The address in use; `None` while no process serves it.
+    pub address: Option<String>,
+    /// A process serves it; `None` if that cannot be found out.
+    pub is_served: Option<bool>,
+}
+
+/// Lists this machine's devices for exports elsewhere. Blocks.
+///
+/// # Errors
+/// `Unsupported` if /sys cannot be read.
+pub fn list() -> Result<Vec<RemoteDevice>> {
+    let mut devices = Vec::new();
+    for identifier in kernel::identifiers()? {
+        let Some(found) = found_of(&identifier) else { continue };
+        let Some(number) = kernel::find(&identifier)? else { continue };
+        let is_served = is_served(&identifier);
+        // A process that was killed has left its file.
+        let shown = std::fs::read_to_string(address_path(&found.addresses)).ok();
+        devices.push(RemoteDevice {
+            device: kernel::block_path(number),
+            addresses: found.addresses.all().iter().map(ToString::to_string).collect(),
+            address: shown.filter(|_| is_served != Some(false)),
+            is_served,
+        });
+    }
+    devices.sort_by(|a, b| a.device.cmp(&b.device));
+    Ok(devices)
+}
+
+/// Path of the file that shows the address that a device uses.
+fn address_path(named: &Addresses) -> PathBuf {
+    lock_path(&named.to_string()).with_extension("address")
 }

@@ -3,7 +3,7 @@
 //! Invariant: a conversion loses nothing that the other side needs, and decides nothing.
 
 use api::config::{ExampleInfo, OptionInfo};
-use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver};
+use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver, RemoteDeviceInfo};
 use api::key::{KeySlotInfo, NewKey, Secret, SlotKind};
 use api::pool::{FsckInfo, PoolPurged, PoolRemoved, PoolRestored};
 use api::restore::PoolFromCopy;
@@ -107,16 +107,22 @@ pub(super) fn attach_options(options: AttachOptions) -> devices::AttachOptions {
 /// Returns the options of a device that this process serves itself. Without this process for
 /// `dead_timeout`, requests fail.
 pub(crate) fn remote_options(
-    uri: &str,
+    uris: &str,
     options: &AttachOptions,
     dead_timeout: Duration,
 ) -> RemoteOptions {
     RemoteOptions {
-        uri: uri.to_owned(),
+        uris: uris.to_owned(),
         logical_block_bytes: options.logical_block_bytes,
         dead_timeout,
         is_shared: options.is_shared,
     }
+}
+
+/// Converts the description of a device for an export elsewhere.
+pub(crate) fn remote_device(info: devices::remote::RemoteDevice) -> RemoteDeviceInfo {
+    let devices::remote::RemoteDevice { device, addresses, address, is_served } = info;
+    RemoteDeviceInfo { device, addresses, address, is_served }
 }
 
 pub(super) fn attachment(info: devices::AttachmentInfo) -> AttachmentInfo {

@@ -23,8 +23,9 @@ pub struct AttachArgs {
     /// The pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// Name of a volume, or POOL/VOLUME; `list` shows all devices; with --cleanup, a device; with --nbd also the URI of an
-    /// export elsewhere, whose device this command then serves until it is stopped
+    /// Name of a volume, or POOL/VOLUME; `list` shows all devices, and with
+    /// --nbd this machine's devices for exports elsewhere; with --cleanup, a device; with --nbd also the URI of an
+    /// export elsewhere, or several separated by commas, whose device this command then serves until it is stopped
     #[arg(required_unless_present = "cleanup")]
     pub target: Option<String>,
     /// Hardware queues, each with a thread; by default one per processor, at most 4, and fewer if many devices share the
@@ -63,7 +64,7 @@ pub struct DetachArgs {
     /// The pool.
     #[command(flatten)]
     pub pool: PoolArgs,
-    /// Name of the volume, POOL/VOLUME, its device, or the attached URI
+    /// Name of the volume, POOL/VOLUME, its device, or an attached URI
     pub target: String,
     /// Detach the device even while it is in use; its users get errors
     #[arg(long)]
@@ -75,8 +76,8 @@ pub struct DetachArgs {
 pub enum AttachPlan {
     /// Serve the device of an export elsewhere, in this process.
     Remote {
-        /// The URI as the user wrote it.
-        uri: String,
+        /// The URIs as the user wrote them, separated by commas.
+        uris: String,
         /// Options of the device.
         options: AttachOptions,
     },
@@ -86,6 +87,8 @@ pub enum AttachPlan {
     CleanUp,
     /// List devices.
     List,
+    /// List this machine's devices for exports elsewhere.
+    ListRemote,
     /// Attach this volume: `VOLUME`, or `POOL/VOLUME`.
     Volume(String),
 }
@@ -104,14 +107,14 @@ impl AttachArgs {
     pub fn plan(&self) -> Result<AttachPlan> {
         let usage = |why: &str| Err(Error::new(ErrorKind::Invalid, why));
         let target = self.target.as_deref();
-        if let Some(uri) = target.filter(|target| is_uri(target)) {
+        if let Some(uris) = target.filter(|target| is_uri(target)) {
             if !self.nbd {
                 return usage("attach a URI: that is what the nbd driver is for; add --nbd");
             }
             if self.connections != 1 {
                 return usage("attach a URI: a volume of another machine takes one connection");
             }
-            return Ok(AttachPlan::Remote { uri: uri.to_owned(), options: self.options() });
+            return Ok(AttachPlan::Remote { uris: uris.to_owned(), options: self.options() });
         }
         if self.lock_memory {
             return usage(
@@ -123,6 +126,7 @@ impl AttachArgs {
             // The device itself is named, as its directory may be gone, too.
             (true, Some(device)) => AttachPlan::CleanUpDevice(device.to_owned()),
             (true, None) => AttachPlan::CleanUp,
+            (false, Some("list")) if self.nbd => AttachPlan::ListRemote,
             (false, Some("list")) => AttachPlan::List,
             (false, target) => AttachPlan::Volume(target.unwrap_or_default().to_owned()),
         })

@@ -6,7 +6,7 @@ use api::Reply;
 use api::config::{ConfigInfo, ConfigRow, ExampleInfo, OptionInfo, VersionInfo};
 use api::copy::{CopyInfo, RecoveryPointInfo};
 use api::demo::{DemoInfo, LatencyInfo};
-use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver};
+use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver, RemoteDeviceInfo};
 use api::key::{KeySlotInfo, Secret, SlotKind};
 use api::pool::{FsckInfo, PoolPurged, PoolRemoved, PoolRestored};
 use api::restore::{PoolFromCopy, RestoreInfo};
@@ -628,6 +628,21 @@ pub(super) fn about_devices() -> Cases {
         connection_count: 2,
         attached_at: moment(0),
     };
+    let elsewhere = |device: &str, address: Option<&str>, is_served| RemoteDeviceInfo {
+        device: device.into(),
+        addresses: vec!["nbd://far/db".to_owned(), "nbd://farther/db".to_owned()],
+        address: address.map(str::to_owned),
+        is_served,
+    };
+    let elsewhere = vec![
+        elsewhere("/dev/nbd0", Some("nbd://farther/db"), Some(true)),
+        elsewhere("/dev/nbd1", None, Some(false)),
+        RemoteDeviceInfo {
+            addresses: vec!["nbd://far/db".to_owned()],
+            ..elsewhere("/dev/nbd2", Some("nbd://far/db"), None)
+        },
+    ];
+    let remote = |devices| Reply::RemoteDevices { devices };
     let list = |attachments, clients| Reply::Attachments { attachments, clients };
     vec![
         (
@@ -645,6 +660,8 @@ pub(super) fn about_devices() -> Cases {
                 reply("spindle attach list", list(Vec::new(), Vec::new())),
                 reply("spindle attach list", list(vec![attached, over_nbd], vec![client])),
                 serving("spindle attach nbd://far/db --nbd", &["/dev/nbd0", "/dev/spindle/far/db"]),
+                reply("spindle attach list --nbd", remote(Vec::new())),
+                reply("spindle attach list --nbd", remote(elsewhere)),
                 done("spindle attach --cleanup", "removed 2 devices"),
             ],
         ),

@@ -1,7 +1,7 @@
 //! Text output about attached devices.
 
 use super::{pairs, table};
-use api::device::{AttachmentInfo, ClientInfo, Driver};
+use api::device::{AttachmentInfo, ClientInfo, Driver, RemoteDeviceInfo};
 use block::quantities::ByteSize;
 
 fn device_of(info: &AttachmentInfo) -> String {
@@ -62,4 +62,30 @@ pub(super) fn list(infos: &[AttachmentInfo], clients: &[ClientInfo]) -> String {
         vec![client.volume.clone(), device, none(), none(), none(), none(), state]
     }));
     table(&rows, &[3, 4, 5])
+}
+
+/// Lists devices for exports elsewhere.
+pub(super) fn remote_devices(devices: &[RemoteDeviceInfo]) -> String {
+    if devices.is_empty() {
+        return "this machine has no device for an export elsewhere; make one with: spindle attach --nbd URI\n"
+            .to_owned();
+    }
+    let head = ["DEVICE", "ADDRESS IN USE", "OTHER ADDRESSES", "STATE"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(devices.iter().map(|info| {
+        let others = info.addresses.iter().filter(|one| info.address.as_ref() != Some(one));
+        let others: Vec<&str> = others.map(String::as_str).collect();
+        let state = match info.is_served {
+            Some(true) => "served",
+            Some(false) => "not served: its users wait",
+            None => "unknown",
+        };
+        vec![
+            info.device.display().to_string(),
+            info.address.clone().unwrap_or_else(|| "-".to_owned()),
+            if others.is_empty() { "-".to_owned() } else { others.join(" ") },
+            state.to_owned(),
+        ]
+    }));
+    table(&rows, &[])
 }

@@ -6,11 +6,12 @@
 //! - An attachment that is over is never asked for again. The server hears of its end before it is
 //!   asked for the next one.
 
+use super::addresses::Addresses;
 use super::reservation_of;
+use super::route::Route;
 use crate::locks::lock_path;
 use block::env::random_bytes;
 use block::{Error, ErrorKind, Result};
-use nbd::client::{self, Target};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -56,9 +57,9 @@ impl Attempt {
 
 /// Chooses the attachment to ask for if there is no device: the one that was asked for before
 /// without an outcome, or a new one, once the server knows that the previous one is over.
-pub(super) async fn choose(target: &Target, path: &Path) -> Result<Uuid> {
+pub(super) async fn choose(addresses: &Addresses, path: &Path) -> Result<Uuid> {
     if let Some(Attempt::Over(before)) = Attempt::read(path) {
-        let ended = end_recorded(target, before, path).await;
+        let ended = end_recorded(addresses, before, path).await;
         ended.map_err(|error| error.context("end the earlier attachment"))?;
     }
     begin(path)
@@ -79,14 +80,16 @@ pub(super) fn forget(attempt: &Path) {
     let _ = std::fs::remove_file(attempt); // mostly there is none
 }
 
-/// Path of the record of a target.
-pub(super) fn attempt_path(target: &Target) -> PathBuf {
-    lock_path(&target.to_string()).with_extension("attempt")
+/// Path of the record of an export: that of the first address under which there is one.
+pub(super) fn attempt_path(addresses: &Addresses) -> PathBuf {
+    let path = |uri: &dyn std::fmt::Display| lock_path(&uri.to_string()).with_extension("attempt");
+    let mut paths = addresses.all().iter().map(|target| path(target));
+    paths.find(|path| path.exists()).unwrap_or_else(|| path(addresses.first()))
 }
 
 /// Releases the server's state of a device that is gone.
-pub(super) async fn release(target: &Target, attachment: Uuid) {
-    if let Err(error) = end(target, attachment).await {
+pub(super) async fn release(addresses: &Addresses, attachment: Uuid) {
+    if let Err(error) = end(addresses, attachment).await {
         tracing::warn!(
             error = %error.chain(),
             "could not tell the server that an attachment is over; run `spindle attach` again, \
@@ -99,18 +102,19 @@ pub(super) async fn release(target: &Target, attachment: Uuid) {
 ///
 /// # Errors
 /// Errors reaching the server: the request must be repeated, and the record says so.
-pub(super) async fn end(target: &Target, attachment: Uuid) -> Result<()> {
-    end_recorded(target, attachment, &attempt_path(target)).await
+pub(super) async fn end(addresses: &Addresses, attachment: Uuid) -> Result<()> {
+    end_recorded(addresses, attachment, &attempt_path(addresses)).await
 }
 
 /// Like [`end`], with the record at `path`.
-async fn end_recorded(target: &Target, attachment: Uuid, path: &Path) -> Result<()> {
+async fn end_recorded(addresses: &Addresses, attachment: Uuid, path: &Path) -> Result<()> {
     // Do not overwrite the record of an attachment that was begun since: it is recorded nowhere
     // else.
     let is_other =
         matches!(Attempt::read(path), Some(Attempt::Begun(other)) if other != attachment);
     let recorded = if is_other { Ok(()) } else { Attempt::Over(attachment).write(path) };
-    match client::release(target, &reservation_of(target, attachment, false)).await {
+    let reservation = reservation_of(addresses.export(), attachment, false);
+    match Route::new(addresses.clone()).release(&reservation).await {
         Err(error) if error.kind() != ErrorKind::Unsupported => recorded.and(Err(error)),
         _ if is_other => Ok(()),
         _ => {
@@ -140,8 +144,9 @@ mod tests {
         let next = begin(&path).unwrap();
         assert!(next != first && Attempt::read(&path) == Some(Attempt::Begun(next)));
         let (one, other) = ("nbd://db1/pg", "nbd://db1/pg2");
-        let place = |uri| attempt_path(&Target::parse(uri).unwrap());
+        let place = |uris: &str| attempt_path(&Addresses::parse(uris).unwrap());
         assert!(place(one) == place(one) && place(one) != place(other));
+        assert_eq!(place("nbd://db1/pg,nbd://db2/pg"), place(one));
     }
 
     /// A server that answers one option of one client, saying that it does not know it.
@@ -168,7 +173,7 @@ mod tests {
         let path = dir.path().join("device.attempt");
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let target = Target::parse(&format!("nbd://{address}/pg")).unwrap();
+        let target = Addresses::parse(&format!("nbd://{address}/pg")).unwrap();
         drop(listener);
         let first = choose(&target, &path).await.unwrap();
         end_recorded(&target, first, &path).await.expect_err("nobody answers");

@@ -1,15 +1,15 @@
 //! Ends the attachment of a volume of another machine: its process, its device, and the server's
 //! part.
 
-use super::{Attempt, attempt_path, end, find, forget, unlink};
+use super::addresses::Addresses;
+use super::{Attempt, Found, attempt_path, end, find, forget, unlink};
 use crate::blocking::blocking;
 use crate::identifiers;
 use crate::in_use::check_unused;
-use crate::locks::{holder_of, lock};
+use crate::locks::{Locks, holder_of, lock};
 use async_recursion::async_recursion;
 use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
-use nbd::client::Target;
 use nbd::kernel;
 use std::fs::File;
 use std::time::Duration;
@@ -17,16 +17,17 @@ use std::time::Duration;
 /// Longest wait for a process to leave its device. Chosen by hand.
 const STOP_WAIT: Duration = Duration::from_secs(10);
 
-/// Removes the device of a URI from the kernel, and tells the server. Also ends an unfinished
-/// attempt to attach it, which has no device. Without `is_forced`, the device must not be in use.
+/// Removes the device of an export from the kernel, and tells the server. `uris` is the list of its
+/// addresses, or one of them. Also ends an unfinished attempt to attach it, which has no device. Without `is_forced`, the device must not be in use.
 ///
 /// # Errors
 /// `NotFound`: there is none. `Busy`: it is in use, or is just being attached. Errors reaching the
 /// server if there is no device.
 #[async_recursion]
-pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
-    let target = Target::parse(uri)?;
-    let Some(attachment) = find(&target)? else { return detach_attempt(&target).await };
+pub async fn detach(uris: &str, is_forced: bool) -> Result<String> {
+    let asked = Addresses::parse(uris)?;
+    let Some(found) = find(&asked)? else { return detach_attempt(&asked).await };
+    let Found { addresses: target, attachment } = found;
     let identifier = identifiers::of_remote(&target, attachment);
     let asked = target.clone();
     let _lock = blocking(move || {
@@ -48,7 +49,7 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
             check_unused(&format!("detach {asked}"), &path)?;
         }
         let served = stop_serving(&asked)?;
-        if find(&asked)? != Some(attachment) {
+        if find(&asked)?.is_none_or(|found| found.attachment != attachment) {
             return Ok(served); // it went on its own meanwhile
         }
         // Before the removal: after a crash in between, the next attachment removes the device.
@@ -72,13 +73,13 @@ pub async fn detach(uri: &str, is_forced: bool) -> Result<String> {
              when the server answers, or run `spindle detach --force {}` there before another \
              machine attaches it",
             error.chain(),
-            target.export
+            target.export()
         ),
     })
 }
 
 /// Ends an attachment that the server may have made without this machine learning of it.
-async fn detach_attempt(target: &Target) -> Result<String> {
+async fn detach_attempt(target: &Addresses) -> Result<String> {
     let path = attempt_path(target);
     let none = || {
         let what = format!("detach {target}: it is not attached to this machine");
@@ -86,7 +87,8 @@ async fn detach_attempt(target: &Target) -> Result<String> {
     };
     Attempt::read(&path).ok_or_else(none)?;
     let context = |error: Error| error.context(format!("detach {target}"));
-    let _lock = lock(&target.to_string()).map_err(context)?;
+    let mut locks = Locks::default();
+    locks.take(target.lock_names()).map_err(context)?;
     // Another process may have continued it meanwhile.
     if find(target)?.is_some() {
         let what = format!("detach {target}: it was just attached; detach it again");
@@ -104,7 +106,7 @@ async fn detach_attempt(target: &Target) -> Result<String> {
 /// Makes the process that serves the device of a target leave it, and takes its lock. The driver
 /// waits for connections that take nothing, and a connection replaced meanwhile would bring the
 /// device back.
-fn stop_serving(target: &Target) -> Result<File> {
+fn stop_serving(target: &Addresses) -> Result<File> {
     let name = target.to_string();
     let until = SystemClock.now() + STOP_WAIT;
     loop {

@@ -1,7 +1,6 @@
 //! The identity under which this machine asks a server for a volume.
 
 use block::env::boot_id;
-use nbd::client::Target;
 use nbd::wire::{Intent, LABEL_BYTES_MAX, ReservationRequest};
 use uuid::Uuid;
 
@@ -15,9 +14,10 @@ fn client_id() -> Uuid {
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
 }
 
-/// The request that names an attachment of this machine to the export of a target.
+/// The request that names an attachment of this machine to an export. It is the same on every
+/// address.
 pub(super) fn reservation_of(
-    target: &Target,
+    export: &str,
     attachment: Uuid,
     is_shared: bool,
 ) -> ReservationRequest {
@@ -31,7 +31,7 @@ pub(super) fn reservation_of(
         boot: boot_id().into_bytes(),
         attachment: attachment.into_bytes(),
         label,
-        export: target.export.clone(),
+        export: export.to_owned(),
     }
 }
 
@@ -41,10 +41,9 @@ mod tests {
 
     #[test]
     fn a_machine_asks_with_its_own_name() {
-        let target = Target::parse("nbd://db1/pg").unwrap();
         let attachment = Uuid::from_bytes([7; 16]);
         assert_eq!(client_id(), client_id());
-        let reservation = reservation_of(&target, attachment, true);
+        let reservation = reservation_of("pg", attachment, true);
         assert_eq!((reservation.export.as_str(), reservation.is_shared), ("pg", true));
         assert!(ReservationRequest::decode(&reservation.encode()).is_ok());
     }

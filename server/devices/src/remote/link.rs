@@ -1,12 +1,13 @@
-//! The link to the device of a volume of another machine, named after the server and the export.
+//! The link to the device of a volume of another machine, named after the first address and the
+//! export.
 
+use super::addresses::Addresses;
 use crate::{links, udev};
-use nbd::client::Target;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
-/// Path of the link to the device of a target.
-fn link_path(target: &Target) -> PathBuf {
+/// Path of the link to the device of an export.
+fn link_path(addresses: &Addresses) -> PathBuf {
     let plain = |text: &str| -> String {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         let text: String = text.chars().map(|c| if is_plain(c) { c } else { '_' }).collect();
@@ -15,6 +16,7 @@ fn link_path(target: &Target) -> PathBuf {
             false => text,
         }
     };
+    let target = addresses.first();
     // No pool has such a name.
     let place = match target.place_name() {
         (host, Some(port)) => format!("{}:{port}", plain(host)),
@@ -26,9 +28,9 @@ fn link_path(target: &Target) -> PathBuf {
     Path::new(links::DIR).join(place).join(plain(&target.export))
 }
 
-/// Makes the link to the device of a target, and returns its path.
-pub(super) fn link(target: &Target, device: &Path) -> PathBuf {
-    let link = link_path(target);
+/// Makes the link to the device of an export, and returns its path.
+pub(super) fn link(addresses: &Addresses, device: &Path) -> PathBuf {
+    let link = link_path(addresses);
     let parent = link.parent().expect("it has a directory");
     let made = std::fs::create_dir_all(parent).and_then(|()| {
         let _ = std::fs::remove_file(&link);
@@ -41,9 +43,9 @@ pub(super) fn link(target: &Target, device: &Path) -> PathBuf {
     link
 }
 
-/// Removes the link of a target.
-pub(super) fn unlink(target: &Target) {
-    let link = link_path(target);
+/// Removes the link of an export.
+pub(super) fn unlink(addresses: &Addresses) {
+    let link = link_path(addresses);
     udev::forget(&link, None);
     let _ = std::fs::remove_file(&link);
     let _ = link.parent().map(std::fs::remove_dir); // once it is empty
@@ -59,10 +61,11 @@ mod tests {
             ("nbd://db1/pg", "/dev/spindle/db1:10809/pg"),
             ("nbd://[::1]:7/..%2F..%2Fsda", "/dev/spindle/__1:7/_.._.._sda"),
             ("nbd+unix:///pg?socket=/run/x", "/dev/spindle/unix:5a8d9a25/pg"),
+            ("nbd://db1/pg,nbd://db2/pg", "/dev/spindle/db1:10809/pg"),
             ("nbd://db1/", "/dev/spindle/db1:10809/_"),
         ] {
-            let target = Target::parse(uri).unwrap();
-            assert_eq!(link_path(&target), Path::new(path), "{uri}");
+            let addresses = Addresses::parse(uri).unwrap();
+            assert_eq!(link_path(&addresses), Path::new(path), "{uri}");
         }
     }
 }
