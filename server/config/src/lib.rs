@@ -498,6 +498,7 @@ impl Config {
                 + nbd::RESERVED_COUNT as u64,
             machine_files: vec![devices::FILE],
             clock: Arc::new(SystemClock),
+            log_members: None,
         }
     }
 

@@ -6,6 +6,7 @@
 //! - No secret is part of it, except a passphrase that was typed in, which prints as `…`.
 
 use crate::destage::DestageOptions;
+use crate::log_members::LogMembers;
 use crate::record::Durability;
 use block::env::Clock;
 use block::seal::Algorithm;
@@ -53,6 +54,8 @@ pub struct PoolConfig {
     pub machine_files: Vec<&'static str>,
     /// Time for schedules, upkeep and pauses. Timers are tokio's.
     pub clock: Arc<dyn Clock>,
+    /// The members of the write log, if this node is one of several.
+    pub log_members: Option<Arc<dyn LogMembers>>,
 }
 
 /// A volume that the configuration names.

@@ -25,6 +25,7 @@ pub mod destage;
 pub mod failed_log;
 pub mod fsck;
 pub mod jobs;
+pub mod log_members;
 pub mod lookout;
 pub mod marks;
 pub mod names;

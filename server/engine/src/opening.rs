@@ -13,12 +13,12 @@
 
 mod write_log;
 
-use self::write_log::{check_log_is_there, giving_up_the_log, set_aside_if_superseded};
+use self::write_log::{LogFound, open_log};
 use crate::clock::ProvenClock;
 use crate::config::PoolConfig;
 use crate::failed_log;
 use crate::lookout::Lookout;
-use crate::marks::{LOG_LOST, LOG_MADE, TAKEN_OVER, make_mark, remove_mark};
+use crate::marks::{TAKEN_OVER, make_mark, remove_mark};
 use crate::open_pool::OpenPool;
 use crate::pool::{LostWrites, Pool};
 use crate::restore::{self, Restored};
@@ -39,13 +39,10 @@ use std::time::Duration;
 use tiering::{NamedSpillFile, OwnerCheck, Tier};
 use tokio::sync::watch;
 use uuid::Uuid;
-use wal::{Log, LogIdentity, LogNotes, LogSources, Recovery, SpillFileId, SpillFilesWanted};
+use wal::{Log, Recovery, SpillFileId, SpillFilesWanted};
 
 /// Longest time that a failed opening waits for the metadata to close. Chosen by hand.
 const CLOSE_GRACE: Duration = Duration::from_secs(10);
-
-/// State of the write log. It is outside the log's own directory, which may be on another disk.
-const LOG_STATE: &str = "log.state";
 
 /// Kind of opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +200,7 @@ async fn prepare(config: &PoolConfig, opening: Opening) -> Result<Prepared<'_>> 
     let terms = Terms {
         take_over: match opening {
             Opening::TakeOver => TakeOver::Forced,
+            _ if config.log_members.is_some() => TakeOver::ByQuorum,
             Opening::Existing | Opening::Removed | Opening::OrNew => TakeOver::No,
         },
         restores: opening == Opening::Removed,
@@ -356,68 +354,6 @@ async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
     }
 }
 
-/// The log of a directory.
-struct LogFound {
-    log: Log,
-    recovery: Recovery,
-    /// The previous log was lost.
-    is_log_lost: bool,
-    /// The store had a note that it has failed.
-    is_heard: bool,
-}
-
-/// Opens the log of the directory.
-async fn open_log(
-    config: &PoolConfig,
-    taken: &Taken,
-    (tier, restored): (&Tier, Option<&Restored>),
-) -> Result<LogFound> {
-    let Taken { node, dir, store, keys, key, ownership, .. } = taken;
-    if let Some(restored) = restored {
-        restored.keep_apart(tier);
-    }
-    // Must follow `keep_apart`, which sets the same bound: if the findings are unknown, the bound
-    // set here is higher.
-    crate::scrub::keep_from_bad(tier, store, key, keys.pool()).await;
-    let log_dir = dir.join("log");
-    set_aside_if_superseded(&log_dir, ownership, node)?;
-    let is_log_lost = check_log_is_there(dir, &log_dir, ownership, node, tier.destaged_lsn())?;
-    if is_log_lost {
-        make_mark(dir, LOG_LOST)?;
-    }
-    let identity = LogIdentity {
-        pool: keys.pool().into_bytes(),
-        epoch: ownership.epoch(),
-        boot_id: LogIdentity::kernel_boot_id()?,
-        served_epoch: node.epoch(),
-        configuration: 0,
-    };
-    let (options, destaged) = (config.log, tier.destaged_lsn());
-    let log_key = key.clone();
-    let spills = spill_files_wanted(tier);
-    let advice = giving_up_the_log(dir, &log_dir);
-    let heard = failed_log::heard(store, node).await;
-    let is_heard = heard.is_some();
-    let notes = LogNotes { beside: vec![dir.join(LOG_STATE)], heard: heard.into_iter().collect() };
-    let sources = LogSources { wanted: spills, notes, quorum: None };
-    let opened = tokio::task::spawn_blocking(move || {
-        Log::open_from(&log_dir, identity, log_key, options, destaged, &sources)
-    });
-    let name = &config.name;
-    let (log, recovery) = opened
-        .await
-        .map_err(|error| Error::with_source(ErrorKind::Io, "open the write log", error))?
-        .map_err(|error| match wal::is_incomplete(&error) {
-            // The error says what this log holds.
-            true => error.context(format!("pool {name} does not open with this log. {advice}")),
-            false => error,
-        })?;
-    store.clean_unfinished(tiering::segment::FOLDER);
-    make_mark(dir, LOG_MADE)?;
-    report_recovery(&recovery);
-    Ok(LogFound { log, recovery, is_log_lost, is_heard })
-}
-
 /// Records that the directory holds the pool, and starts its jobs.
 fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>, Opened)> {
     let Parts { tier, volume_keys, log, recovery, restored, conditions, is_log_lost, is_heard } =
@@ -543,16 +479,6 @@ pub(crate) fn spill_files_wanted(tier: &Tier) -> SpillFilesWanted {
     };
     let stalled_volumes = tier.stalled_volumes().into_iter();
     stalled_volumes.map(|(volume, files)| (volume, files.into_iter().map(file).collect())).collect()
-}
-
-/// Logs the result of opening the log.
-fn report_recovery(recovery: &wal::Recovery) {
-    tracing::info!(
-        entry_count = recovery.entry_count,
-        last_lsn = recovery.last_lsn.0,
-        was_clean = recovery.was_clean,
-        "the pool opened its write log"
-    );
 }
 
 /// Duty of the volumes to lose writes after a take-over, kept across a crash until they have recorded

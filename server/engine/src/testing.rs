@@ -167,6 +167,7 @@ pub fn pool_config(place: &Path, dir: &str) -> PoolConfig {
         connection_count_max: 64,
         machine_files: vec!["devices.test"],
         clock: Arc::new(SystemClock),
+        log_members: None,
     }
 }
 

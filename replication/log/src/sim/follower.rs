@@ -428,7 +428,7 @@ impl FollowerWorld {
             }
             _ => Bytes::from_static(b"SPDLBTCH"),
         };
-        if log.write(&[wrong.clone()]).is_ok() {
+        if log.write(std::slice::from_ref(&wrong)).is_ok() {
             return Err("a batch was stored that does not follow".into());
         }
         // Nothing of the call is stored, also not what came before.
