@@ -8,6 +8,7 @@
 
 mod admin;
 mod cache;
+mod cluster_nodes;
 mod config;
 mod copies;
 mod documents;
