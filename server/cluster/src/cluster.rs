@@ -10,7 +10,7 @@ use crate::connection::accept::{Caller, Incoming, accept};
 use crate::connection::dial::{Target, dial};
 use crate::connection::{Connection, Hello, Refused, Service};
 use crate::exchange::{self, Spread};
-use crate::identity::{ClusterId, Identity, NodeId};
+use crate::identity::{ClusterId, Digest, Identity, NodeId};
 use crate::join::{self, Tokens};
 use crate::membership::{Membership, refuse_member};
 use crate::tls::{self, Acceptors};
@@ -25,7 +25,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -181,10 +181,11 @@ impl Cluster {
         self.0.membership.links().count(node)
     }
 
-    /// Waits until the list of nodes changes.
-    pub async fn changed(&self) {
-        // The sender lives as long as this node.
-        let _ = self.0.membership.watch().changed().await;
+    /// Returns a watcher that holds the digest of the list of nodes. It sees every change after this
+    /// call, so a caller subscribes first and reads [`Cluster::nodes`] afterwards.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Digest> {
+        self.0.membership.watch()
     }
 
     /// Issues a token that admits one node within an hour. Waits for the disk.

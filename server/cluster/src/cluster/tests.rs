@@ -91,7 +91,7 @@ impl Running {
     /// Waits until the list of this node has exactly these names.
     async fn wait_for(&self, names: &[&str]) {
         let waiting = async {
-            let mut watch = self.cluster.0.membership.watch();
+            let mut watch = self.cluster.watch();
             while self.names() != names {
                 watch.changed().await.unwrap();
             }
