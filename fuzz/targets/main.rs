@@ -13,6 +13,7 @@ mod config;
 mod copies;
 mod documents;
 mod log;
+mod member;
 #[path = "../../nbd/tests/server/memory.rs"]
 #[allow(dead_code, reason = "the tests of nbd also plant failures and look at the calls")]
 mod memory;

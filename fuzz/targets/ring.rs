@@ -11,9 +11,9 @@ use fuzz::{AllocationBound, Outcome, Target};
 use std::path::Path;
 use wal::{EntryKind, Log, LogIdentity, LogOptions, NewEntry, Wait, find_superseded};
 
-const POOL: [u8; 16] = *b"pool-pool-pool-p";
+pub const POOL: [u8; 16] = *b"pool-pool-pool-p";
 const FIRST: &str = "ring-00000.log";
-const BATCH_ALIGN_BYTES: usize = 4096;
+pub const BATCH_ALIGN_BYTES: usize = 4096;
 /// One in this many inputs is also opened, which starts threads and writes.
 const OPEN_EACH: usize = 8;
 
@@ -73,7 +73,7 @@ fn contents(path: &Path) -> Vec<u8> {
 
 /// Puts the checksums of the file's header and of each batch, wherever it is, right, and lets each
 /// batch name the one before it.
-fn repair(input: &mut [u8]) {
+pub fn repair(input: &mut [u8]) {
     put_checksum(input, 0..88, 88);
     let mut at = BATCH_ALIGN_BYTES;
     // Epoch, open id and checksum.
@@ -97,6 +97,12 @@ fn repair(input: &mut [u8]) {
         }
         at += BATCH_ALIGN_BYTES;
     }
+}
+
+/// Returns the first file of a log, for each cipher.
+pub fn owners_files() -> Vec<Vec<u8>> {
+    let dirs = [Algorithm::ChaCha20Poly1305, Algorithm::Aes256Gcm].map(written);
+    dirs.iter().map(|dir| contents(&dir.path().join(FIRST))).collect()
 }
 
 #[test]

@@ -3,4 +3,5 @@
 
 pub mod copy_exports;
 pub mod exports;
+pub mod log_members;
 pub mod pool_volumes;

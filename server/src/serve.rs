@@ -474,4 +474,4 @@ async fn purge_removed(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

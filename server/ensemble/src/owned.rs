@@ -8,7 +8,6 @@
 //! - An owner that a member reports as superseded fails its log at once.
 
 use crate::peers::Peers;
-use crate::sender;
 use crate::window::Window;
 use block::env::Clock;
 use block::{Epoch, Error, ErrorKind, Position, Result};
@@ -162,13 +161,6 @@ impl OwnedLog {
         // An owner without other members has its lease from the start.
         let _ = owned.shared.publish(&owned.shared.state.lock()); // there is no log yet
         owned
-    }
-
-    /// Starts a sender for each other member, on the present runtime. They end with
-    /// [`OwnedLog::stop`], or when the owner is superseded.
-    pub fn start(&self) -> Vec<tokio::task::JoinHandle<()>> {
-        let members = self.shared.wakes.keys().copied();
-        members.map(|member| tokio::spawn(sender::run(Arc::clone(&self.shared), member))).collect()
     }
 
     /// Names the log that is told of answers. Called once, as soon as the log is open.

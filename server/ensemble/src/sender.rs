@@ -6,7 +6,7 @@
 //! - A request is noted in the state machine before it is sent. If the link ends, the machine goes back
 //!   to what was answered.
 
-use crate::owned::{Shared, State};
+use crate::owned::{OwnedLog, Shared, State};
 use crate::peers::Link;
 use replication::{Answer, Batch, Lease, MemberId, Request, Sending};
 use std::collections::VecDeque;
@@ -64,8 +64,17 @@ enum Next {
     End,
 }
 
+impl OwnedLog {
+    /// Starts a sender for each other member, on the present runtime. They end with
+    /// [`OwnedLog::stop`], or when the owner is superseded.
+    pub fn start(&self) -> Vec<tokio::task::JoinHandle<()>> {
+        let members = self.shared.wakes.keys().copied();
+        members.map(|member| tokio::spawn(run(Arc::clone(&self.shared), member))).collect()
+    }
+}
+
 /// Sends the log of `shared` to `member` until the owner ends.
-pub(crate) async fn run(shared: Arc<Shared>, member: MemberId) {
+async fn run(shared: Arc<Shared>, member: MemberId) {
     let mut stop = shared.stop.subscribe();
     let sending = async {
         loop {

@@ -25,7 +25,7 @@ fn huge_pages_are_off_in_a_process_that_opens_pools() {
 
 /// Configures a small pool below `place`, served from its directory `dir`. Nothing is destaged
 /// without a request.
-fn config(place: &Path, dir: &str) -> Config {
+pub(crate) fn config(place: &Path, dir: &str) -> Config {
     let set = |key, value: &str| Override {
         key,
         flag: "--test",
