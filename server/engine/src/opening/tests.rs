@@ -2,7 +2,8 @@
 //! lose writes.
 
 use super::*;
-use crate::marks::settle_lost_writes;
+use crate::marks::{LOG_LOST, LOG_MADE, settle_lost_writes};
+
 use crate::record::Durability;
 use crate::testing::pool_config as config;
 use block::{BlockDevice, WriteFlags};
