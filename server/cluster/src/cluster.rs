@@ -251,7 +251,7 @@ impl Cluster {
         if theirs != list {
             self.0.spread.saw(node, theirs);
         }
-        Ok(Connection::new(node, service, pool, stream))
+        Ok(Connection::new((node, peer.name), service, pool, stream))
     }
 
     /// Serves connections, and exchanges lists with the other nodes. Runs until it is dropped.
@@ -319,10 +319,16 @@ impl Cluster {
         }
         if incoming.service == Service::Admissions {
             let stream = incoming.accept(membership).await?;
-            let connection = Connection::new(node, Service::Admissions, None, stream);
+            let connection = Connection::new(self.named(node), Service::Admissions, None, stream);
             return exchange::answer(membership, connection).await;
         }
         self.serve_handler(node, incoming).await
+    }
+
+    /// Returns a node with its name. A node that was removed meanwhile is named by its id.
+    fn named(&self, node: NodeId) -> (NodeId, String) {
+        let found = self.0.membership.node(node);
+        (node, found.map_or_else(|_| node.to_string(), |found| found.name))
     }
 
     async fn serve_handler(&self, node: NodeId, incoming: Incoming) -> Result<()> {
@@ -342,7 +348,7 @@ impl Cluster {
             return Ok(());
         }
         let stream = incoming.accept(&self.0.membership).await?;
-        handler.serve(Connection::new(node, service, pool, stream)).await;
+        handler.serve(Connection::new(self.named(node), service, pool, stream)).await;
         Ok(())
     }
 }

@@ -130,6 +130,7 @@ impl AsyncWrite for PeerStream {
 #[derive(Debug)]
 pub struct Connection {
     peer: NodeId,
+    peer_name: String,
     service: Service,
     pool: Option<Uuid>,
     stream: PeerStream,
@@ -140,6 +141,12 @@ impl Connection {
     #[must_use]
     pub fn peer(&self) -> NodeId {
         self.peer
+    }
+
+    /// Returns the name of that node, for messages.
+    #[must_use]
+    pub fn peer_name(&self) -> &str {
+        &self.peer_name
     }
 
     /// Returns the service.
@@ -163,7 +170,7 @@ impl Connection {
     /// Returns the two directions as frames, for all other services.
     #[must_use]
     pub fn into_frames(self) -> (FrameReader, FrameWriter) {
-        frames(self.stream, self.service, self.peer.to_string())
+        frames(self.stream, self.service, format!("node {}", self.peer_name))
     }
 }
 

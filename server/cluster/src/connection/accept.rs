@@ -179,11 +179,11 @@ impl Incoming {
 impl Connection {
     /// Makes the connection of a service from an accepted stream.
     pub(crate) fn new(
-        peer: NodeId,
+        (peer, peer_name): (NodeId, String),
         service: Service,
         pool: Option<uuid::Uuid>,
         stream: PeerStream,
     ) -> Connection {
-        Connection { peer, service, pool, stream }
+        Connection { peer, peer_name, service, pool, stream }
     }
 }
