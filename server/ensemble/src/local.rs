@@ -13,7 +13,7 @@ use crate::peers::Peers;
 use block::env::Clock;
 use block::{Epoch, Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use replication::{Answer, Configuration, Document, LogIndex, MemberId, Request};
+use replication::{Answer, Configuration, Document, LogIndex, MemberId, Proof, Request};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,7 +102,7 @@ impl LocalMember {
     /// # Errors
     /// `Unavailable` if the member has failed, or the node just ceased to be the owner.
     pub async fn request(&self, request: Request, answers: &mpsc::Sender<Answer>) -> Result<()> {
-        let role = self.role.read().await;
+        let role = Arc::clone(&self.role).read_owned().await;
         match &*role {
             Role::Member(member) => member.request(request, answers).await,
             Role::Closed(error) => Err(error.clone().unwrap_or_else(changing)),
@@ -114,7 +114,10 @@ impl LocalMember {
                     return Ok(());
                 }
                 let (owned, file) = (owned.clone(), Arc::clone(file));
-                let promised = tokio::task::spawn_blocking(move || promise(&file, &owned, asked));
+                let promised = tokio::task::spawn_blocking(move || {
+                    let _role = role; // the document stays here even if the caller is dropped
+                    promise(&file, &owned, asked)
+                });
                 promised.await.map_err(|e| Error::with_source(ErrorKind::Io, "promise", e))??;
                 Err(changing()) // ends the connection: the next one finds the member
             }
@@ -223,6 +226,30 @@ impl LocalMember {
         Ok(owned)
     }
 
+    /// Waits until the log that this node owns is open, as [`OwnedLog::opened`] does, and notes in the
+    /// document that this member's log lacks nothing. Called once by each owner.
+    ///
+    /// # Errors
+    /// Those of [`OwnedLog::opened`]; `Unavailable` if the node is not the owner; `Io`.
+    pub async fn opened(&self) -> Result<()> {
+        let (owned, epoch) = match &*self.role.read().await {
+            Role::Owner { owned, epoch, .. } => (owned.clone(), *epoch),
+            Role::Member(_) | Role::Closed(_) => return Err(changing()),
+        };
+        owned.opened().await?;
+        let role = Arc::clone(&self.role).read_owned().await;
+        let file = match &*role {
+            Role::Owner { epoch: now, file, .. } if *now == epoch => Arc::clone(file),
+            Role::Owner { .. } | Role::Member(_) | Role::Closed(_) => return Err(changing()),
+        };
+        let stored = tokio::task::spawn_blocking(move || {
+            let _role = role; // the document stays here even if the caller is dropped
+            prove(&file, epoch)
+        });
+        let what = "note that the log of the owner lacks nothing";
+        stored.await.map_err(|e| Error::with_source(ErrorKind::Io, what, e))?
+    }
+
     /// Makes this node a plain member again. The owner's write log is closed, and nothing of it runs.
     ///
     /// # Errors
@@ -273,6 +300,17 @@ fn promise(file: &Mutex<DocumentFile>, owned: &OwnedLog, epoch: Epoch) -> Result
     drop(file);
     owned.on_own_promise(epoch);
     Ok(())
+}
+
+/// Stores that the log of the owner of `epoch`, which has opened, lacks nothing: the rule of
+/// [`Follower::on_own_open`](replication::Follower::on_own_open). Blocks.
+fn prove(file: &Mutex<DocumentFile>, epoch: Epoch) -> Result<()> {
+    let mut file = file.lock();
+    let document = file.stored.document;
+    if document.promised != epoch || document.proof == Proof::All {
+        return Ok(());
+    }
+    file.store(Document { proof: Proof::All, ..document })
 }
 
 fn changing() -> Error {

@@ -4,21 +4,22 @@ use super::{Net, POOL, Port, options, until};
 use crate::disk_log::open_ring;
 use crate::local::{LocalMember, LocalOptions};
 use crate::owned::{OwnedLog, Standing};
+use crate::peers::Peers;
 use crate::take_over::TakeOver;
 use block::env::SystemClock;
 use block::seal::{KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, VolumeId};
 use bytes::Bytes;
-use replication::{Configuration, MemberId};
-use std::path::PathBuf;
+use replication::{Configuration, MemberId, Proof};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 use wal::{EntryKind, Log, LogIdentity, LogOptions, LogSources, NewEntry, Recovery, Source, Wait};
 
-const VOLUME: VolumeId = VolumeId(1);
+pub(super) const VOLUME: VolumeId = VolumeId(1);
 
-fn log_options() -> LogOptions {
+pub(super) fn log_options() -> LogOptions {
     LogOptions {
         ring_bytes: 16 << 20,
         file_bytes: 1 << 20,
@@ -27,21 +28,21 @@ fn log_options() -> LogOptions {
     }
 }
 
-struct Nodes {
+pub(super) struct Nodes {
     net: Arc<Net>,
     ids: Vec<MemberId>,
     dir: tempfile::TempDir,
 }
 
 /// An owner with its open write log.
-struct Open {
-    log: Log,
-    owned: OwnedLog,
-    recovery: Recovery,
+pub(super) struct Open {
+    pub(super) log: Log,
+    pub(super) owned: OwnedLog,
+    pub(super) recovery: Recovery,
 }
 
 impl Nodes {
-    fn new() -> Nodes {
+    pub(super) fn new() -> Nodes {
         let dir = tempfile::tempdir().unwrap();
         let ids: Vec<MemberId> = (1..=3).map(Uuid::from_u128).collect();
         let nodes = Nodes { net: Arc::new(Net::default()), ids, dir };
@@ -78,36 +79,9 @@ impl Nodes {
         self.net.members.lock()[&self.ids[node]].clone()
     }
 
-    async fn take_over(&self, node: usize, epoch: u64) -> Open {
-        let configuration =
-            Configuration { number: epoch, members: self.ids.iter().copied().collect(), quorum: 2 };
+    pub(super) async fn take_over(&self, node: usize, epoch: u64) -> Open {
         let port = Port { net: Arc::clone(&self.net), from: self.ids[node] };
-        let (epoch, peers) = (Epoch(epoch), Arc::new(port));
-        let taking = TakeOver { epoch, configuration, peers, options: options() };
-        let member = self.member(node);
-        let taken = tokio::time::timeout(Duration::from_secs(10), taking.run(&member));
-        let taken = taken.await.expect("the take-over does not end").unwrap();
-        let identity = LogIdentity {
-            pool: POOL.into_bytes(),
-            epoch,
-            boot_id: [7; 16],
-            served_epoch: Epoch(0),
-            configuration: epoch.0,
-        };
-        let sources = LogSources { quorum: Some(taken.quorum), ..LogSources::default() };
-        let dir = self.log_dir(node);
-        let opened = tokio::task::spawn_blocking(move || {
-            let key = PoolKey::new([3; KEY_BYTES]);
-            Log::open_from(&dir, identity, key, log_options(), Lsn::NONE, &sources)
-        });
-        let (log, recovery) = opened.await.unwrap().unwrap();
-        taken.owned.attach(Box::new(log.downgrade()));
-        taken.owned.start();
-        let opened = tokio::time::timeout(Duration::from_secs(10), taken.owned.opened());
-        if opened.await.is_err() {
-            panic!("no quorum opens the log of epoch {epoch}: {:?}", taken.owned.statuses());
-        }
-        Open { log, owned: taken.owned, recovery }
+        Open::new(&self.member(node), &self.ids, Arc::new(port), epoch, &self.log_dir(node)).await
     }
 
     fn cut(&self, node: usize, is_cut: bool) {
@@ -115,9 +89,53 @@ impl Nodes {
     }
 }
 
+/// Returns the take-over with `epoch` by one of three nodes.
+pub(super) fn taking(ids: &[MemberId], peers: Arc<dyn Peers>, epoch: u64) -> TakeOver {
+    let members = ids.iter().copied().collect();
+    let configuration = Configuration { number: epoch, members, quorum: 2 };
+    TakeOver { epoch: Epoch(epoch), configuration, peers, options: options() }
+}
+
 impl Open {
+    /// Takes the pool over with `epoch`, and opens the write log in `dir`.
+    pub(super) async fn new(
+        member: &LocalMember,
+        ids: &[MemberId],
+        peers: Arc<dyn Peers>,
+        epoch: u64,
+        dir: &Path,
+    ) -> Open {
+        let taken =
+            tokio::time::timeout(Duration::from_secs(10), taking(ids, peers, epoch).run(member));
+        let taken = taken.await.expect("the take-over does not end").unwrap();
+        let identity = LogIdentity {
+            pool: POOL.into_bytes(),
+            epoch: Epoch(epoch),
+            boot_id: [7; 16],
+            served_epoch: Epoch(0),
+            configuration: epoch,
+        };
+        let sources = LogSources { quorum: Some(taken.quorum), ..LogSources::default() };
+        let dir = dir.to_owned();
+        let opened = tokio::task::spawn_blocking(move || {
+            let key = PoolKey::new([3; KEY_BYTES]);
+            Log::open_from(&dir, identity, key, log_options(), Lsn::NONE, &sources)
+        });
+        let (log, recovery) = opened.await.unwrap().unwrap();
+        taken.owned.attach(Box::new(log.downgrade()));
+        taken.owned.start();
+        let opened = tokio::time::timeout(Duration::from_secs(10), member.opened());
+        match opened.await {
+            Ok(opened) => opened.unwrap(),
+            Err(_) => {
+                panic!("no quorum opens the log of epoch {epoch}: {:?}", taken.owned.statuses())
+            }
+        }
+        Open { log, owned: taken.owned, recovery }
+    }
+
     /// Writes a sector that says its number.
-    async fn write(&self, sector: u64) -> block::Result<Lsn> {
+    pub(super) async fn write(&self, sector: u64) -> block::Result<Lsn> {
         let payload = Bytes::from(vec![sector as u8; 512]);
         let (volume, kind) = (VOLUME, EntryKind::Write);
         let entry = NewEntry { volume, kind, start_sector: sector, sector_count: 1, payload };
@@ -125,7 +143,7 @@ impl Open {
     }
 
     /// Checks that the sectors read as they were written.
-    async fn check(&self, sectors: u64) {
+    pub(super) async fn check(&self, sectors: u64) {
         let pieces = self.log.overlay().lookup(VOLUME, 0, sectors);
         let mut next = 0;
         for piece in pieces {
@@ -144,7 +162,7 @@ impl Open {
     }
 
     /// Ends as a process that is killed: nothing more is written or sent.
-    fn kill(self) {
+    pub(super) fn kill(self) {
         self.owned.stop();
         self.log.fail(block::Error::new(ErrorKind::Io, "the process was killed"));
     }
@@ -256,4 +274,26 @@ async fn member_that_lacks_released_batches_is_reset_and_catches_up() {
     tokio::time::timeout(Duration::from_secs(20), caught_up).await.expect("it does not catch up");
     assert!(owner.owned.statuses()[&nodes.ids[2]].resets >= 1);
     owner.write(1).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owner_that_opens_proves_its_own_log() {
+    let nodes = Nodes::new();
+    let first = nodes.take_over(0, 1).await;
+    first.write(0).await.unwrap();
+    assert!(first.log.flush().await.unwrap() >= Lsn(1));
+    first.kill();
+    // Another kernel: the log proves what was synced only.
+    nodes.net.members.lock().remove(&nodes.ids[0]);
+    let rebooted = LocalOptions { boot: Uuid::from_u128(8), ..nodes.local_options(0) };
+    let member = LocalMember::start(rebooted).unwrap();
+    assert_eq!(member.state().await.unwrap().0.proof, Proof::Synced);
+    assert_eq!(member.opened().await.unwrap_err().kind(), ErrorKind::Unavailable, "no owner");
+    nodes.net.members.lock().insert(nodes.ids[0], member.clone());
+    let second = nodes.take_over(0, 2).await;
+    second.check(1).await;
+    second.kill();
+    member.leave_ownership().await.unwrap();
+    let (document, _) = member.state().await.unwrap();
+    assert_eq!((document.proof, document.promised), (Proof::All, Epoch(2)));
 }
