@@ -19,7 +19,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ublk", &["block"]),
     ("wal", &["block"]),
     ("replication", &["block"]),
-    ("ensemble", &["block", "replication", "wal"]),
+    ("ensemble", &["block", "cluster", "replication", "wal"]),
     ("tiering", &["block"]),
     ("cluster", &["block"]),
     ("control", &["block", "tiering"]),

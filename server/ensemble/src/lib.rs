@@ -2,19 +2,23 @@
 //! owner's senders, and the steps of a take-over. `docs/protocol.md` defines the protocol; its rules
 //! are the state machines of the crate `replication`.
 //!
-//! It owns the threads, tasks, queues and timers between these machines and a log on disk. It refuses
-//! to know sockets and certificates (its callers bring connections), the manifest chain (its callers
-//! say which configuration holds), and the contents of batches.
+//! It owns the threads, tasks, queues and timers between these machines, a log on disk and the
+//! connections of the crate `cluster`. It refuses to know sockets and certificates, the manifest chain
+//! (its callers say which configuration holds, and on which node each member is), and the contents of
+//! batches.
 //!
 //! Invariants:
 //! - Every queue between owner and members is bounded, and a full one holds up nobody else.
 //! - A member answers after the effects that the answer depends on.
 #![deny(unsafe_code)]
 
+mod cluster_peers;
 mod disk_log;
 mod document;
+mod frames;
 mod local;
 mod member;
+mod member_service;
 mod owned;
 mod peers;
 mod sender;
@@ -23,9 +27,11 @@ mod take_over;
 mod tests;
 mod window;
 
+pub use cluster_peers::{ClusterPeers, MemberNodes};
 pub use disk_log::open_ring;
 pub use local::{LocalMember, LocalOptions, OpenLog};
 pub use member::{FoundLog, Member, MemberLog};
+pub use member_service::MemberService;
 pub use owned::{MemberStatus, OwnedLog, OwnedOptions, OwnersLog, Standing};
 pub use peers::{Link, Peers};
 pub use take_over::{TakeOver, Taken};

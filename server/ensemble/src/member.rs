@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
 /// Requests that wait for the member's thread. Chosen by hand: as many as one owner has under way.
-const QUEUE_MAX: usize = 64;
+pub(crate) const QUEUE_MAX: usize = 64;
 /// Batches in one answer, in bytes. Chosen by hand.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Time between two notes of how far the log is synced. Chosen by hand.

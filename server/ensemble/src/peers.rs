@@ -20,9 +20,11 @@ pub struct Link {
 /// Finds members and connects to them.
 #[async_trait]
 pub trait Peers: Send + Sync + 'static {
-    /// Connects to a member. Ends within a few seconds.
+    /// Connects to a member. Ends within ten seconds.
     ///
     /// # Errors
-    /// `Unavailable` if the member does not answer; `Denied` if it refuses this node.
+    /// `Unavailable` if the member does not answer; `Denied` if its node refuses this one, or has
+    /// another member of the pool; `NotFound` if its node is not known, was removed, or has no member of
+    /// the pool.
     async fn connect(&self, member: MemberId) -> Result<Link>;
 }

@@ -2,6 +2,8 @@
 //! and survive the end of a member as a disk does.
 
 mod logs;
+mod measured;
+mod over_tls;
 
 use crate::local::{LocalMember, LocalOptions};
 use crate::member::{FoundLog, MemberLog};
