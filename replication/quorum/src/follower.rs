@@ -87,6 +87,10 @@ pub struct Found {
     /// Sequence of the first batch whose bytes are not whole, if the log does not end in free space.
     /// `log` may have it, and batches behind it.
     pub damaged: Option<u64>,
+    /// Every batch that the member has answered for since the kernel started is at or below this
+    /// sequence: the member notes its newest batch, where the note survives the process, after a write
+    /// and before the answer. `None` without a note of this boot.
+    pub noted: Option<u64>,
     /// Boot id of the running kernel.
     pub boot: Uuid,
 }
@@ -104,15 +108,17 @@ impl Follower {
         now: u64,
         seeded_bugs: SeededBugs,
     ) -> (Follower, Vec<Effect>) {
-        let Found { document: stored, mut log, damaged, boot } = found;
+        let Found { document: stored, mut log, damaged, noted, boot } = found;
         let damaged = damaged.filter(|_| !seeded_bugs.damage_skipped);
         if let Some(damaged) = damaged {
             log.cut(damaged.saturating_sub(1));
         }
         let tail = log.tail().sequence;
         let is_same_boot = boot == stored.boot;
-        // Under one kernel a write that was answered is whole. After another one it may be torn.
-        let is_lost = tail < stored.synced || is_same_boot && damaged.is_some();
+        // Under one kernel a write that was answered is whole, and one that was not may be torn, because
+        // the process was killed. After another one any may be torn.
+        let is_short = noted.map_or(damaged.is_some(), |noted| tail < noted);
+        let is_lost = tail < stored.synced || is_same_boot && is_short;
         let proof = if is_lost && !seeded_bugs.damage_unseen {
             Proof::Nothing
         } else if is_same_boot || seeded_bugs.amnesiac_votes {

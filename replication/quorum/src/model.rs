@@ -204,6 +204,7 @@ fn seeded_bugs_are_found() {
         ("reset-above-released", RESETS, of(|bugs| bugs.reset_above_released = true)),
         ("damage-skipped", DAMAGE, of(|bugs| bugs.damage_skipped = true)),
         ("damage-unseen", DAMAGE, of(|bugs| bugs.damage_unseen = true)),
+        ("note-forgotten", DAMAGE, of(|bugs| bugs.note_forgotten = true)),
         (
             "alone-below-all",
             Bounds { is_alone: true, ..CRASHES },

@@ -31,6 +31,8 @@ block::seeded_bugs! {
     reset_above_released: "reset-above-released",
     /// A member that starts counts a damaged batch as one that it has.
     damage_skipped: "damage-skipped",
+    /// A member does not note how far it has answered.
+    note_forgotten: "note-forgotten",
     /// A member says that it lacks nothing although a part of its log was damaged.
     damage_unseen: "damage-unseen",
     /// A member goes alone although a quorum without it may have acknowledged batches.

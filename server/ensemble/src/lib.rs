@@ -19,6 +19,7 @@ mod frames;
 mod local;
 mod member;
 mod member_service;
+mod note;
 mod owned;
 mod peers;
 mod sender;

@@ -8,6 +8,7 @@
 
 use crate::document::DocumentFile;
 use crate::member::{ANSWERS_MAX, FoundLog, Member, MemberLog};
+use crate::note::Note;
 use crate::owned::{OwnedLog, OwnedOptions};
 use crate::peers::Peers;
 use block::env::Clock;
@@ -222,6 +223,13 @@ impl LocalMember {
         };
         let clock = Arc::clone(&self.options.clock);
         let owned = OwnedLog::new(self.id, epoch, configuration, index, peers, clock, options);
+        match Note::open(&self.options.dir, self.options.boot) {
+            Ok(note) => owned.keep(note),
+            Err(error) => {
+                *role = Role::Closed(Some(error.clone()));
+                return Err(error);
+            }
+        }
         *role = Role::Owner { owned: owned.clone(), epoch, file };
         Ok(owned)
     }
@@ -287,7 +295,8 @@ impl LocalMember {
 
 fn start_member(options: &LocalOptions, file: DocumentFile) -> Result<Member> {
     let (log, found) = (options.open_log)(file.stored.document.synced)?;
-    Member::start(file, log, found, options.boot, Arc::clone(&options.clock))
+    let note = Note::open(&options.dir, options.boot)?;
+    Member::start((file, note), log, found, options.boot, Arc::clone(&options.clock))
 }
 
 /// Stores the promise of `epoch`, and ends the owner. Blocks.

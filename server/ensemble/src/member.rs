@@ -7,6 +7,7 @@
 //! - One thread has the log. Requests wait in a bounded queue. The thread waits for no connection.
 
 use crate::document::DocumentFile;
+use crate::note::Note;
 use block::env::Clock;
 use block::{Error, ErrorKind, Position, Result};
 use bytes::Bytes;
@@ -134,6 +135,7 @@ struct Running<L> {
     follower: Follower,
     log: L,
     file: DocumentFile,
+    note: Note,
     shared: Arc<Shared>,
 }
 
@@ -144,7 +146,7 @@ impl Member {
     /// # Errors
     /// `Io`.
     pub(crate) fn start<L: MemberLog>(
-        file: DocumentFile,
+        (file, note): (DocumentFile, Note),
         log: L,
         found: FoundLog,
         boot: Uuid,
@@ -154,10 +156,10 @@ impl Member {
         let promised = AtomicU64::new(file.stored.document.promised.0);
         let (origin, appended_at) = (clock.now(), AtomicU64::new(0));
         let shared = Arc::new(Shared { clock, origin, appended_at, promised });
-        let FoundLog { index, damaged } = found;
-        let found = Found { document: file.stored.document, log: index, damaged, boot };
+        let (FoundLog { index, damaged }, noted) = (found, note.noted());
+        let found = Found { document: file.stored.document, log: index, damaged, noted, boot };
         let (follower, effects) = Follower::start(found, shared.now());
-        let mut running = Running { follower, log, file, shared: Arc::clone(&shared) };
+        let mut running = Running { follower, log, file, note, shared: Arc::clone(&shared) };
         running.carry_out(effects, None)?;
         let (jobs, queue) = mpsc::channel(QUEUE_MAX);
         let thread = std::thread::Builder::new()
@@ -286,10 +288,17 @@ impl<L: MemberLog> Running<L> {
         for effect in effects {
             match effect {
                 Effect::Store(document) => self.file.store(document)?,
-                Effect::Cut(sequence) => self.log.cut(sequence)?,
-                Effect::Reset(before) => self.log.reset(before)?,
+                Effect::Cut(sequence) => {
+                    self.note.lower(sequence)?;
+                    self.log.cut(sequence)?;
+                }
+                Effect::Reset(before) => {
+                    self.note.lower(before.sequence)?;
+                    self.log.reset(before)?;
+                }
                 Effect::Write(batches) => {
                     self.log.write(&batches)?;
+                    self.note.write(self.follower.log().tail().sequence)?;
                     self.follower.on_released(self.log.start() - 1);
                 }
                 Effect::Sync => self.log.sync()?,

@@ -7,6 +7,7 @@
 //!   published under the lock, and only rises.
 //! - An owner that a member reports as superseded fails its log at once.
 
+use crate::note::Note;
 use crate::peers::Peers;
 use crate::window::Window;
 use block::env::Clock;
@@ -110,6 +111,8 @@ pub(crate) struct Shared {
     standing: watch::Sender<Standing>,
     pub(crate) stop: watch::Sender<bool>,
     log: OnceLock<Box<dyn OwnersLog>>,
+    /// The note of the member on this node, whose log this is.
+    note: Mutex<Option<Note>>,
     /// Notified when there is something to send.
     pub(crate) wakes: BTreeMap<MemberId, Notify>,
 }
@@ -155,12 +158,19 @@ impl OwnedLog {
             standing: watch::Sender::new(Standing::Opening),
             stop: watch::Sender::new(false),
             log: OnceLock::new(),
+            note: Mutex::new(None),
             wakes,
         };
         let owned = OwnedLog { shared: Arc::new(shared) };
         // An owner without other members has its lease from the start.
         let _ = owned.shared.publish(&owned.shared.state.lock()); // there is no log yet
         owned
+    }
+
+    /// Takes the note of the member on this node. From now on the owner writes it before it counts a
+    /// batch as written here.
+    pub(crate) fn keep(&self, note: Note) {
+        *self.shared.note.lock() = Some(note);
     }
 
     /// Names the log that is told of answers. Called once, as soon as the log is open.
@@ -355,6 +365,14 @@ impl Replicas for Shared {
     }
 
     fn on_own(&self, written: u64, synced: u64) {
+        // A write to the page cache: the log's own writes are the same.
+        let noted = self.note.lock().as_mut().map_or(Ok(()), |note| note.write(written));
+        if let Err(error) = noted {
+            if let Some(log) = self.log.get() {
+                log.fail(error);
+            }
+            return;
+        }
         let mut state = self.state.lock();
         state.owner.on_own(written, synced);
         // The log looks at the marks after this call.

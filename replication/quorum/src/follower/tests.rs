@@ -8,7 +8,7 @@ const FRESH: Document =
     Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0, lease: 0 };
 
 fn found(document: Document, log: LogIndex) -> Found {
-    Found { document, log, damaged: None, boot: BOOT }
+    Found { document, log, damaged: None, noted: None, boot: BOOT }
 }
 
 fn position(epoch: u64, sequence: u64) -> Position {
@@ -79,7 +79,7 @@ fn damaged_log_proves_nothing_and_a_reboot_only_what_was_synced() {
     log.push(position(2, 1));
     let proof = |log: &LogIndex, boot: u128, damaged: Option<u64>| {
         let boot = Uuid::from_u128(boot);
-        let found = Found { document: stored, log: log.clone(), damaged, boot };
+        let found = Found { document: stored, log: log.clone(), damaged, noted: None, boot };
         Follower::start(found, 0).0.document().proof
     };
     assert_eq!(proof(&log, 1, None), Proof::Nothing, "it ends below what was synced");

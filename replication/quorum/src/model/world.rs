@@ -218,7 +218,7 @@ impl World {
             (1..=bounds.members).map(|id| Uuid::from_u128(id.into())).collect();
         let machines = ids.iter().map(|id| Machine {
             id: *id,
-            disk: Disk::new(FRESH),
+            disk: Disk::new(FRESH, seeded_bugs.note_forgotten),
             boot: BOOT,
             node: None,
         });
@@ -379,7 +379,7 @@ impl World {
                 self.used.identities += 1;
                 let machine = &mut self.machines[at];
                 machine.id = Uuid::from_u128(10 + u128::from(self.used.identities));
-                (machine.disk, machine.boot) = (Disk::new(FRESH), BOOT);
+                (machine.disk, machine.boot) = (Disk::new(FRESH, seeded_bugs.note_forgotten), BOOT);
             }
             Action::Damage(at, sequence) => {
                 self.used.damages += 1;
@@ -521,7 +521,7 @@ impl World {
         if !follower.on_own_written(position) {
             return;
         }
-        disk.log.push(Batch { position, bytes: content });
+        disk.write([Batch { position, bytes: content }]);
         let mut synced = 0;
         if bounds.reboots == 0 {
             disk.sync();

@@ -98,8 +98,15 @@ impl World {
                 if let Role::Owner(owner) = &mut node.role {
                     owner.on_own_promise(node.follower.document().promised);
                 }
-                for effect in effects.into_iter().take(steps) {
-                    self.perform(to, from, effect);
+                for (effect, step) in effects.into_iter().zip(0..) {
+                    if step < steps {
+                        self.perform(to, from, effect);
+                    } else {
+                        // The process ends during this one.
+                        let disk = &mut self.machines[to].disk;
+                        disk.is_torn |= matches!(effect, Effect::Write(_));
+                        break;
+                    }
                 }
             }
             Message::Answer(answer) => self.take_answer(to, from_id, answer, steps),
@@ -112,7 +119,7 @@ impl World {
             Effect::Store(document) => disk.document = document,
             Effect::Cut(sequence) => disk.cut(sequence),
             Effect::Reset(before) => disk.reset(before),
-            Effect::Write(batches) => disk.log.extend(batches),
+            Effect::Write(batches) => disk.write(batches),
             Effect::Sync => disk.sync(),
             Effect::Answer(answer) => self.reply(at, from, answer),
             Effect::Send { epoch, mut run, start, previous } => {

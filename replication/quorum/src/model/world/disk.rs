@@ -30,12 +30,29 @@ pub(super) struct Disk {
     /// Batches on stable storage behind these, which were cut.
     cut: Vec<Batch>,
     pub(super) damage: Option<Damage>,
+    /// The bytes behind the log are those of a batch that was being written when the process ended.
+    pub(super) is_torn: bool,
+    /// The member's note of its newest batch, which a loss of power takes.
+    noted: Option<u64>,
+    is_note_forgotten: bool,
 }
 
 impl Disk {
-    pub(super) fn new(document: Document) -> Disk {
+    pub(super) fn new(document: Document, is_note_forgotten: bool) -> Disk {
         let (log, cut) = (Vec::new(), Vec::new());
-        Disk { document, before: Position::START, log, synced: 0, cut, damage: None }
+        let (damage, is_torn, noted) = (None, false, None);
+        let before = Position::START;
+        let synced = 0;
+        Disk { document, before, log, synced, cut, damage, is_torn, noted, is_note_forgotten }
+    }
+
+    /// Writes batches behind the newest one, and notes it.
+    pub(super) fn write(&mut self, batches: impl IntoIterator<Item = Batch>) {
+        self.log.extend(batches);
+        self.is_torn = false;
+        if !self.is_note_forgotten {
+            self.noted = Some(self.index().tail().sequence);
+        }
     }
 
     fn count(&self, sequence: u64) -> usize {
@@ -72,11 +89,16 @@ impl Disk {
             damage.is_old = true;
             damage.sequence
         });
-        Found { document: self.document, log: self.index(), damaged, boot }
+        let log = self.index();
+        let torn = self.is_torn.then(|| log.tail().sequence + 1);
+        let noted = self.noted.or(self.is_note_forgotten.then_some(0));
+        Found { document: self.document, log, damaged: damaged.or(torn), noted, boot }
     }
 
     pub(super) fn cut(&mut self, sequence: u64) {
         let end = self.count(sequence).min(self.log.len());
+        self.is_torn = false;
+        self.noted = self.noted.map(|noted| noted.min(sequence));
         if end < self.synced {
             self.cut.splice(0..0, self.log[end..self.synced].iter().cloned());
             self.synced = end;
@@ -89,6 +111,8 @@ impl Disk {
         self.log.clear();
         self.cut.clear();
         (self.before, self.synced, self.damage) = (before, 0, None);
+        self.is_torn = false;
+        self.noted = self.noted.map(|noted| noted.min(before.sequence));
     }
 
     pub(super) fn release(&mut self, before: Position) {
@@ -114,6 +138,7 @@ impl Disk {
     }
 
     pub(super) fn lose_power(&mut self, kept: Option<usize>) {
+        (self.is_torn, self.noted) = (false, None);
         self.log.truncate(kept.unwrap_or(self.synced));
         match kept {
             Some(_) => self.cut.clear(),
