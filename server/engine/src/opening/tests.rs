@@ -259,7 +259,7 @@ fn batches(path: &Path) -> Vec<(usize, usize, u32)> {
     let number = |at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap());
     let starts = (4096..bytes.len()).step_by(4096);
     let found = starts.filter(|at| bytes[*at..].starts_with(b"SPDLBTCH"));
-    found.map(|at| (at, usize::try_from(number(at + 132)).unwrap(), number(at + 128))).collect()
+    found.map(|at| (at, usize::try_from(number(at + 148)).unwrap(), number(at + 144))).collect()
 }
 
 /// A power cut keeps a later batch but not the one before it. The next run writes its opening batch

@@ -396,7 +396,7 @@ fn damage_newest_large_batch(dir: &Path) {
             if !bytes[at..].starts_with(b"SPDLBTCH") {
                 continue;
             }
-            let len = u32::from_le_bytes(bytes[at + 132..at + 136].try_into().unwrap()) as usize;
+            let len = u32::from_le_bytes(bytes[at + 148..at + 152].try_into().unwrap()) as usize;
             let sequence = u64::from_le_bytes(bytes[at + 96..at + 104].try_into().unwrap());
             if len > 65536 && newest.as_ref().is_none_or(|(newest, ..)| sequence > *newest) {
                 newest = Some((sequence, path.clone(), at, len));
