@@ -37,8 +37,8 @@ pub struct TakeOver {
 
 /// A log that may be opened.
 pub struct Taken {
-    /// The owner's side. Start it, open the write log with `quorum`, attach the log, and wait until it is
-    /// open.
+    /// The owner's side. Open the write log with `quorum`, attach the log, start it, and wait for
+    /// [`LocalMember::opened`].
     pub owned: OwnedLog,
     /// The decision of the members.
     pub quorum: QuorumTail,

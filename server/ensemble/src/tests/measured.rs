@@ -8,7 +8,7 @@ use bytes::Bytes;
 use std::process::Command;
 use wal::{EntryKind, NewEntry, Wait};
 
-/// Bytes that the TCP sockets of this process have sent, headers of packets not included.
+/// Bytes that the open TCP sockets of this process have sent, headers of packets not included.
 fn sent_bytes() -> u64 {
     let output = Command::new("ss").args(["-tinpH"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -51,7 +51,7 @@ async fn measure(over: &str, owner: &Open) {
         }
         times.sort_unstable();
         let at = |percent: usize| times[times.len() * percent / 100];
-        let sent = (sent_bytes() - before) / u64::from(count);
+        let sent = sent_bytes().saturating_sub(before) / u64::from(count);
         println!(
             "{over}, {wait:?}: 50 % {:?}, 90 % {:?}, 99 % {:?}; sent {sent} bytes a write",
             at(50),
