@@ -22,6 +22,7 @@ mod member_service;
 mod note;
 mod owned;
 mod peers;
+mod seeded_bugs;
 mod sender;
 mod take_over;
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::member::{ANSWERS_MAX, FoundLog, Member, MemberLog};
 use crate::note::Note;
 use crate::owned::{OwnedLog, OwnedOptions};
 use crate::peers::Peers;
+use crate::seeded_bugs::seeded_bugs;
 use block::env::Clock;
 use block::{Epoch, Error, ErrorKind, Result};
 use parking_lot::Mutex;
@@ -316,7 +317,8 @@ fn promise(file: &Mutex<DocumentFile>, owned: &OwnedLog, epoch: Epoch) -> Result
 fn prove(file: &Mutex<DocumentFile>, epoch: Epoch) -> Result<()> {
     let mut file = file.lock();
     let document = file.stored.document;
-    if document.promised != epoch || document.proof == Proof::All {
+    let is_proven = document.proof == Proof::All || seeded_bugs().open_not_proven;
+    if document.promised != epoch || is_proven {
         return Ok(());
     }
     file.store(Document { proof: Proof::All, ..document })

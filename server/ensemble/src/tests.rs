@@ -4,6 +4,7 @@
 mod logs;
 mod measured;
 mod over_tls;
+mod seeded;
 
 use crate::local::{LocalMember, LocalOptions};
 use crate::member::{FoundLog, MemberLog};

@@ -1,0 +1,18 @@
+//! Bugs put into the members at run time on purpose, so that the tests can show that they find them.
+
+block::seeded_bugs! {
+    /// An owner takes the member that it finds on a node for the one that it asks for.
+    identity_unchecked: "identity-unchecked",
+    /// A node serves the members of other pools, too.
+    pool_unchecked: "pool-unchecked",
+    /// Frames of other kinds are read as messages.
+    frame_kind_unchecked: "frame-kind-unchecked",
+    /// Requests are taken although there is no room for their answers.
+    room_for_answers_unchecked: "room-for-answers-unchecked",
+    /// A connection stays when its member leaves the service.
+    left_member_served: "left-member-served",
+    /// A link stays when its member moves to another node.
+    moved_member_kept: "moved-member-kept",
+    /// The document of an owner that has opened does not prove its log.
+    open_not_proven: "open-not-proven",
+}

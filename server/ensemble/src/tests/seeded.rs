@@ -1,0 +1,37 @@
+//! Runs the other tests with bugs switched on, and demands that they notice.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+
+/// Each bug, with a test that must fail.
+const FOUND_BY: [(&str, &str); 7] = [
+    ("identity-unchecked", "tests::over_tls::other_pool_and_other_member_are_refused"),
+    ("pool-unchecked", "tests::over_tls::other_pool_and_other_member_are_refused"),
+    ("frame-kind-unchecked", "frames::tests::frame_of_another_kind_or_request_is_refused"),
+    ("room-for-answers-unchecked", "tests::over_tls::peer_that_reads_late_gets_every_answer"),
+    ("left-member-served", "tests::over_tls::link_ends_with_its_member_and_with_its_place"),
+    ("moved-member-kept", "tests::over_tls::link_ends_with_its_member_and_with_its_place"),
+    ("open-not-proven", "tests::logs::owner_that_opens_proves_its_own_log"),
+];
+
+fn is_passed(bug: &str, test: &str) -> bool {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test]).env("SPINDLE_SEEDED_BUGS", bug);
+    let output = command.stderr(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("running 1 test"), "there is no test {test}: {text}");
+    output.status.success()
+}
+
+#[test]
+fn seeded_bugs_are_found() {
+    let tests: BTreeSet<&str> = FOUND_BY.iter().map(|(_, test)| *test).collect();
+    for test in tests {
+        assert!(is_passed("", test), "{test} fails without a bug");
+    }
+    std::thread::scope(|scope| {
+        for (bug, test) in FOUND_BY {
+            scope.spawn(move || assert!(!is_passed(bug, test), "{test} does not find {bug}"));
+        }
+    });
+}
