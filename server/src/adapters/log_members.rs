@@ -91,7 +91,7 @@ impl LogMembers for EnsembleMembers {
         owned.attach(Box::new(log.downgrade()));
         // They end with the owner's side.
         drop(owned.start());
-        owned.opened().await
+        self.local.opened().await
     }
 
     async fn leave(&self) {
