@@ -636,6 +636,8 @@ impl BlockDevice for Volume {
                 break;
             }
         }
+        // A client may take a hole for zeroes without reading it.
+        self.shared.log.await_lease().await?;
         Ok(extents.list)
     }
 

@@ -86,7 +86,6 @@ struct Shared {
     origin: Instant,
     /// Time of the newest append, in nanoseconds since the origin.
     appended_at: AtomicU64,
-    promised: AtomicU64,
 }
 
 impl Shared {
@@ -153,9 +152,8 @@ impl Member {
         clock: Arc<dyn Clock>,
     ) -> Result<Member> {
         let id = file.stored.member;
-        let promised = AtomicU64::new(file.stored.document.promised.0);
         let (origin, appended_at) = (clock.now(), AtomicU64::new(0));
-        let shared = Arc::new(Shared { clock, origin, appended_at, promised });
+        let shared = Arc::new(Shared { clock, origin, appended_at });
         let (FoundLog { index, damaged }, noted) = (found, note.noted());
         let found = Found { document: file.stored.document, log: index, damaged, noted, boot };
         let (follower, effects) = Follower::start(found, shared.now());
@@ -269,7 +267,6 @@ impl<L: MemberLog> Running<L> {
             self.shared.appended_at.store(now, Ordering::Relaxed);
         }
         let effects = self.follower.on_request(now, request);
-        self.shared.promised.store(self.follower.document().promised.0, Ordering::Relaxed);
         self.carry_out(effects, Some(answers))
     }
 

@@ -365,7 +365,7 @@ impl Replicas for Shared {
     }
 
     fn on_own(&self, written: u64, synced: u64) {
-        // A write to the page cache: the log's own writes are the same.
+        // It ends in the page cache, as the log's own writes do.
         let noted = self.note.lock().as_mut().map_or(Ok(()), |note| note.write(written));
         if let Err(error) = noted {
             if let Some(log) = self.log.get() {

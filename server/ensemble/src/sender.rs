@@ -1,8 +1,8 @@
 //! The task that sends the owner's log to one member.
 //!
 //! Invariants:
-//! - What is under way is bounded in bytes and in requests; a member beyond the bound waits, and
-//!   nobody else does.
+//! - What is under way is bounded in bytes and in requests. A member beyond the bound waits without
+//!   holding up another.
 //! - A request is noted in the state machine before it is sent. If the link ends, the machine goes back
 //!   to what was answered.
 

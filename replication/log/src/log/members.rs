@@ -21,8 +21,8 @@ impl Log {
         self.inner.lease.notify_waiters();
     }
 
-    /// Returns the sequence of the first batch that the ring holds for members that lack it. Of a log
-    /// without members the ring knows only the batches that it had at the open.
+    /// Returns the sequence of the first batch that the ring holds for members that lack it; 1 for a log
+    /// without members, which does not keep the places of its batches.
     #[must_use]
     pub fn first_batch(&self) -> u64 {
         let before = self.inner.shared.places.lock().before();
@@ -30,7 +30,7 @@ impl Log {
     }
 
     /// Reads consecutive batches behind the sequence `after`: at most `bytes_max` bytes, but at least one
-    /// batch, and none if no batch is behind. Blocks.
+    /// batch, and none if no batch is behind or the log has no members. Blocks.
     ///
     /// # Errors
     /// `NotFound`: the batches were released. `Corrupt`: a batch is damaged. `Io`.

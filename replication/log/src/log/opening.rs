@@ -171,12 +171,12 @@ impl LogOpening<'_> {
             opened.head.position,
         );
         shared.set_destaged(destaged, opened.released_position);
-        *shared.places.lock() = opened.places;
         let chain = ChainId { pool: identity.pool, chain: opened.config.chain };
         shared.counters.made_count.store(ready_count, Ordering::Relaxed);
         let replicas = self.sources.quorum.as_ref().map(|quorum| Arc::clone(&quorum.replicas));
         if let Some(replicas) = &replicas {
             let position = opened.opening.position();
+            *shared.places.lock() = opened.places;
             replicas.append(position, opened.opening.bytes, true);
             replicas.on_own(position.sequence, position.sequence);
         }

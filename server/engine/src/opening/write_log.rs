@@ -54,9 +54,26 @@ pub(super) async fn open_log(
             (None, check_log_is_there(dir, &log_dir, ownership, node, destaged)?)
         }
     };
+    let found = open_at(config, taken, tier, (quorum, is_log_lost)).await;
+    if let (Some(members), Err(_)) = (members, &found) {
+        members.leave().await;
+    }
+    found
+}
+
+/// Opens the log where the members have decided that it ends, or by what the directory tells.
+async fn open_at(
+    config: &PoolConfig,
+    taken: &Taken,
+    tier: &Tier,
+    (quorum, is_log_lost): (Option<QuorumTail>, bool),
+) -> Result<LogFound> {
+    let Taken { node, dir, store, keys, key, ownership, .. } = taken;
     if is_log_lost {
         make_mark(dir, LOG_LOST)?;
     }
+    let log_dir = dir.join("log");
+    let members = config.log_members.as_ref().filter(|_| quorum.is_some());
     let identity = LogIdentity {
         pool: keys.pool().into_bytes(),
         epoch: ownership.epoch(),
@@ -84,12 +101,8 @@ pub(super) async fn open_log(
             true => error.context(format!("pool {name} does not open with this log. {advice}")),
             false => error,
         })?;
-    if let Some(members) = members
-        && let Err(error) = members.opened(&log).await
-    {
-        drop(log);
-        members.leave().await;
-        return Err(error);
+    if let Some(members) = members {
+        members.opened(&log).await?;
     }
     store.clean_unfinished(tiering::segment::FOLDER);
     make_mark(dir, LOG_MADE)?;
