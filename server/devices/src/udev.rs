@@ -4,6 +4,8 @@
 //! Invariants:
 //! - Nothing depends on it: the link is made even without udev.
 
+use std::ffi::OsStr;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Folder that the rules read. It has one file per device, named like the device, with
@@ -21,11 +23,16 @@ pub(crate) fn announce(link: &Path, device: &Path) {
         if recorded_link(&file).as_deref() != Some(&*Path::new("/dev").join(link)) {
             std::fs::write(file, text)?;
         }
-        std::fs::write(Path::new("/sys/block").join(name).join("uevent"), "change\n")
+        announce_again(name)
     });
     if let Err(error) = announced {
         tracing::debug!(device = %device.display(), %error, "could not announce a device to udev");
     }
+}
+
+/// Makes the kernel announce a device, which udev then looks at again.
+fn announce_again(name: &OsStr) -> io::Result<()> {
+    std::fs::write(Path::new("/sys/block").join(name).join("uevent"), "change\n")
 }
 
 /// Reports whether a device exists and no other link is recorded for it.
@@ -63,6 +70,15 @@ pub(crate) fn gone(device: &Path) {
         let _ = std::fs::remove_file(link); // udev may have been faster
     }
     let _ = std::fs::remove_file(file); // there may be none
+}
+
+/// Like [`gone`], for a device whose end the kernel has announced already. The nbd driver keeps the
+/// device, and udev may be making the link of a record that it read before, so it has to look again.
+pub(crate) fn gone_already(device: &Path) {
+    gone(device);
+    if let Some(name) = device.file_name() {
+        let _ = announce_again(name); // the ublk driver keeps no device
+    }
 }
 
 /// Removes the records of a link that is about to go. With udev it may have gone already, together

@@ -77,7 +77,7 @@ fn clean_up_list(
 /// `Busy`: a process serves it, for example because `attachments.json` was copied from elsewhere.
 pub(crate) fn delete(record: &DeviceRecord) -> Result<Option<PathBuf>> {
     let deleted = delete_unserved(record)?;
-    deleted.iter().for_each(|path| udev::gone(path));
+    deleted.iter().for_each(|path| udev::gone_already(path));
     Ok(deleted)
 }
 
@@ -112,7 +112,7 @@ fn delete_unserved(record: &DeviceRecord) -> Result<Option<PathBuf>> {
 /// server cannot be determined.
 pub(crate) fn delete_any(path: &str) -> Result<()> {
     delete_any_unserved(path)?;
-    udev::gone(Path::new(path));
+    udev::gone_already(Path::new(path));
     Ok(())
 }
 
