@@ -48,12 +48,14 @@ impl Log {
     /// The reason for which the log was given up: it may have another owner.
     pub async fn await_lease(&self) -> Result<()> {
         let Some(replicas) = &self.inner.replicas else { return Ok(()) };
+        let may_answer = || self.inner.shared.check().map(|()| replicas.has_lease());
+        if may_answer()? {
+            return Ok(()); // the usual case waits for nothing
+        }
         loop {
             let mut changed = self.changes();
-            changed.mark_unchanged();
             let notified = self.inner.lease.notified();
-            self.inner.shared.check()?;
-            if replicas.has_lease() {
+            if may_answer()? {
                 return Ok(());
             }
             tokio::select! {
