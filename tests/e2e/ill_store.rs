@@ -22,9 +22,10 @@ use tests::store::{BUCKET, environment};
 const PASSING_PERCENT: u64 = 3;
 /// Prefix of the pool's objects.
 const POOL: &str = "pools/one/";
-/// Attempts of a command while faults pass. Chosen by hand: a command makes a few dozen requests,
-/// and a request that is refused for good reason (403) ends it.
-const ATTEMPTS_MAX: usize = 8;
+/// Attempts of a command while faults pass. A command makes a few dozen requests, and a request that is
+/// refused for good reason (403) ends it, so about every second attempt fails: with eight attempts, one
+/// run in some hundred did.
+const ATTEMPTS_MAX: usize = 40;
 /// Time within which a lasting fault appears in `status`, unless it has no effect.
 const SHOWN_WITHIN: Duration = Duration::from_secs(45);
 /// Explanations that are false for a store that answers wrongly, so no message may give them.
