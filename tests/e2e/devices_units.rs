@@ -49,6 +49,8 @@ const CONFIGURATION: &str = "memory = \"800MiB\"\n\
 const LOG: &str = "/run/spindle.log";
 const MOUNTPOINT: &str = "/run/db";
 const STEP_TIME_MAX: Duration = Duration::from_secs(60);
+/// Longer than `TimeoutStopSec=` of the unit: a daemon that stops waits for its store.
+const STOP_TIME_MAX: Duration = Duration::from_secs(150);
 /// Number of orderly restarts, and of kills, each during one load.
 const RESTARTS: u32 = 3;
 
@@ -123,7 +125,10 @@ impl Machine {
     /// Powers the namespace off, and returns once its units have ended in order.
     fn power_off(mut self) {
         self.tell(&["poweroff"]);
-        let status = self.0.wait(STEP_TIME_MAX).expect("systemd ends");
+        let status = self.0.wait(STOP_TIME_MAX).unwrap_or_else(|| {
+            let log = std::fs::read_to_string(LOG).unwrap_or_default();
+            panic!("systemd does not end\n{}\n{log}", run("dmesg", &[]))
+        });
         // In a namespace, power-off ends its first process by a signal. Source: reboot(2).
         assert!(status.success() || status.signal().is_some(), "{status}");
     }

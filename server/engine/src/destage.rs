@@ -459,6 +459,11 @@ async fn stall(shared: &Shared, attempt: &mut Attempt, volume: VolumeId) -> Resu
     step(shared, "spill-start")?;
     let are_unreadable_lost = attempt.are_unreadable_lost(volume);
     let spill = match shared.check_spill(volume) {
+        Ok(()) if shared.log.has_replicas() => {
+            // The members release what the owner has destaged or spilled.
+            let what = "write a spill file: it would be on this machine only, and the write log is on several";
+            Err(Error::new(ErrorKind::Unavailable, what))
+        }
         Ok(()) => {
             shared.log.write_spill_file(&attempt.generation, volume, are_unreadable_lost).await
         }

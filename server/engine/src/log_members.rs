@@ -10,6 +10,25 @@ use block::{Epoch, Result};
 use control::manifest::Configuration;
 use wal::{Log, QuorumTail};
 
+/// The end of a log that its members have decided, and the role of the owner that opens the log there.
+#[derive(Debug)]
+pub struct LogTaken {
+    /// The end.
+    pub quorum: QuorumTail,
+    /// The role.
+    pub role: Box<dyn OwnerRole>,
+}
+
+/// The role of an owner. Dropping it makes the node a plain member, once the log is closed.
+#[async_trait]
+pub trait OwnerRole: Send + Sync + std::fmt::Debug + 'static {
+    /// Names the log that was opened at the decided end. Resolves once a quorum has its opening batch.
+    ///
+    /// # Errors
+    /// `Fenced` if another node has taken the pool since.
+    async fn opened(&self, log: &Log) -> Result<()>;
+}
+
 /// The members of one pool's log, and the member on this node among them.
 #[async_trait]
 pub trait LogMembers: Send + Sync + std::fmt::Debug + 'static {
@@ -25,14 +44,5 @@ pub trait LogMembers: Send + Sync + std::fmt::Debug + 'static {
         epoch: Epoch,
         number: u64,
         configuration: &Configuration,
-    ) -> Result<QuorumTail>;
-
-    /// Names the log that was opened at that end. Resolves once a quorum has its opening batch.
-    ///
-    /// # Errors
-    /// `Fenced` if another node has taken the pool since.
-    async fn opened(&self, log: &Log) -> Result<()>;
-
-    /// Makes the node a plain member again. The log is closed, or was never opened.
-    async fn leave(&self);
+    ) -> Result<LogTaken>;
 }

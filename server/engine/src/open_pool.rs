@@ -9,6 +9,7 @@
 use crate::config::PoolConfig;
 use crate::copies::Copies;
 use crate::failed_log;
+use crate::log_members::OwnerRole;
 use crate::marks::settle_lost_writes;
 use crate::pool::{LostWrites, Pool, VolumeTraits};
 use crate::record::VolumeRecord;
@@ -58,6 +59,8 @@ pub struct OpenPool {
     pub restored: Option<Restored>,
     /// The pool has everything that it was restored from.
     pub is_complete: watch::Sender<bool>,
+    /// The role of the owner among the members of the log, if it has several.
+    pub role: Option<Box<dyn OwnerRole>>,
 }
 
 impl OpenPool {

@@ -17,6 +17,7 @@ use self::write_log::{LogFound, open_log};
 use crate::clock::ProvenClock;
 use crate::config::PoolConfig;
 use crate::failed_log;
+use crate::log_members::OwnerRole;
 use crate::lookout::Lookout;
 use crate::marks::{TAKEN_OVER, make_mark, remove_mark};
 use crate::open_pool::OpenPool;
@@ -115,6 +116,7 @@ async fn open_pool<S: Future<Output = ()>>(
         parts = open_parts(config, &taken) => parts.map(Some),
         () = &mut stop => Ok(None),
     };
+    let is_heard = matches!(&parts, Ok(Some(parts)) if parts.is_heard);
     let started = match parts {
         Ok(Some(parts)) => start(config, &taken, parts).map(Some),
         Ok(None) => Ok(None),
@@ -131,7 +133,6 @@ async fn open_pool<S: Future<Output = ()>>(
             return Err(error);
         }
     };
-    let is_heard = parts.is_heard;
     let mut open = taken.into_open(config, pool, parts);
     let settled = tokio::select! {
         settled = settle(&mut open, is_heard) => settled.map(|()| true),
@@ -256,6 +257,7 @@ struct Parts {
     is_log_lost: bool,
     /// The store had a note that the log has failed.
     is_heard: bool,
+    role: Option<Box<dyn OwnerRole>>,
 }
 
 /// The same for a pool whose jobs run.
@@ -264,7 +266,7 @@ struct Opened {
     restored: Option<Restored>,
     conditions: Conditions,
     lost_writes: Option<LostWrites>,
-    is_heard: bool,
+    role: Option<Box<dyn OwnerRole>>,
 }
 
 impl Taken {
@@ -285,7 +287,7 @@ impl Taken {
     }
 
     fn into_open(self, config: &PoolConfig, pool: Arc<Pool>, opened: Opened) -> OpenPool {
-        let Opened { recovery, restored, conditions, lost_writes, is_heard: _ } = opened;
+        let Opened { recovery, restored, conditions, lost_writes, role } = opened;
         OpenPool {
             pool,
             lost_writes,
@@ -300,6 +302,7 @@ impl Taken {
                 restored.as_ref().is_none_or(|one| one.origin.is_complete),
             ),
             restored,
+            role,
         }
     }
 }
@@ -331,7 +334,7 @@ async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
     let tier = Tier::open(options).await?;
     let opened = open_log(config, taken, (&tier, restored.as_ref())).await;
     match opened {
-        Ok(LogFound { log, recovery, is_log_lost, is_heard }) => Ok(Parts {
+        Ok(LogFound { log, recovery, is_log_lost, is_heard, role }) => Ok(Parts {
             tier,
             volume_keys,
             log,
@@ -340,6 +343,7 @@ async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
             conditions,
             is_log_lost,
             is_heard,
+            role,
         }),
         Err(error) => {
             // Close it, because its jobs write to the store.
@@ -356,7 +360,7 @@ async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
 
 /// Records that the directory holds the pool, and starts its jobs.
 fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>, Opened)> {
-    let Parts { tier, volume_keys, log, recovery, restored, conditions, is_log_lost, is_heard } =
+    let Parts { tier, volume_keys, log, recovery, restored, conditions, is_log_lost, role, .. } =
         parts;
     taken.ownership.settle(&taken.node)?;
     crate::conditions::show_recovery(&conditions, &recovery);
@@ -375,7 +379,7 @@ fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>,
         () if is_log_lost => Some(LostWrites::LostLog),
         () => recovery.tail_loss.map(LostWrites::from),
     };
-    Ok((pool, Opened { recovery, restored, conditions, lost_writes, is_heard }))
+    Ok((pool, Opened { recovery, restored, conditions, lost_writes, role }))
 }
 
 /// Brings an opened pool into the state that is needed before anything of it is served.

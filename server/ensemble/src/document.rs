@@ -2,16 +2,28 @@
 //! described in docs/format-log.md, "Member".
 //!
 //! Invariants:
+//! - It is locked before it is read, until it is dropped, so that nobody stores an older version over a
+//!   newer one.
 //! - It is replaced whole and synced; a crash leaves the old or the new version.
 //! - Damage is an error and no empty document: the promise in it may bind the member.
 
+use crate::seeded_bugs::seeded_bugs;
 use block::durable_file::write_durably;
 use block::units::{array_at, crc32c, u16_at, u32_at, u64_at};
 use block::{Epoch, Error, ErrorKind, Result};
 use replication::{Document, LEASE_NS_MAX, MemberId, Proof};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use uuid::Uuid;
 
+/// Name of the lock, in the directory of the log. The file stays, empty.
+const LOCK: &str = "member.lock";
+/// Attempts to take the lock, and the pause between them: a predecessor may just be ending, and a
+/// process between fork and exec holds the locks of its parent. Chosen by hand.
+const LOCK_TRIES: u32 = 50;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// Name of the file, in the directory of the log.
 pub(crate) const FILE: &str = "member.state";
 /// Bytes of the file.
@@ -115,10 +127,62 @@ fn decode_known(bytes: &[u8]) -> Option<std::result::Result<Stored, DocumentErro
     is_sane.then_some(Ok(stored))
 }
 
-/// The file of one member.
+/// Reads the document in `dir`, of which a member may run; `None` if there is none.
+///
+/// # Errors
+/// `Invalid` for a member of another pool; `Corrupt`, `Unsupported`, `Io`.
+pub(crate) fn find(dir: &Path, pool: Uuid) -> Result<Option<Stored>> {
+    let path = dir.join(FILE);
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            let what = format!("read {}", path.display());
+            return Err(Error::with_source(ErrorKind::Io, what, error));
+        }
+    };
+    let refuse = |kind, why: &str| {
+        Err(Error::new(kind, format!("open the member of {}: {why}", path.display())))
+    };
+    match decode(&bytes) {
+        Ok(stored) if stored.pool == pool => Ok(Some(stored)),
+        Ok(stored) => {
+            let why = format!("it belongs to pool {}, and not to pool {pool}", stored.pool);
+            refuse(ErrorKind::Invalid, &why)
+        }
+        Err(DocumentError::Version(version)) => {
+            let why = format!("a later program wrote it, in format version {version}");
+            refuse(ErrorKind::Unsupported, &why)
+        }
+        Err(DocumentError::Damaged) => refuse(
+            ErrorKind::Corrupt,
+            "it is damaged, and with it the member's promise. Nothing was changed. Keep this directory, and \
+             replace the member by one in another directory",
+        ),
+    }
+}
+
+/// Takes the lock of the member in `dir`.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join(LOCK);
+    let open = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let file =
+        open.map_err(|e| Error::with_source(ErrorKind::Io, format!("open {}", path.display()), e))?;
+    for _ in 0..LOCK_TRIES {
+        if file.try_lock().is_ok() || seeded_bugs().member_unlocked {
+            return Ok(file);
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
+    let what = format!("lock {}: the member of this directory runs already", path.display());
+    Err(Error::new(ErrorKind::Busy, what))
+}
+
+/// The file of one member. One thread or process has it at a time.
 #[derive(Debug)]
 pub(crate) struct DocumentFile {
     path: PathBuf,
+    _lock: File,
     pub(crate) stored: Stored,
 }
 
@@ -134,50 +198,28 @@ impl DocumentFile {
         boot: Uuid,
     ) -> Result<DocumentFile> {
         let path = dir.join(FILE);
+        let lock = lock(dir)?;
         if path.exists() {
             let what = format!("make a member of the write log: {} exists", path.display());
             return Err(Error::new(ErrorKind::Busy, what));
         }
         let (promised, proof) = (Epoch(0), Proof::All);
         let document = Document { boot, run: 0, promised, proof, synced: 0, lease: 0 };
-        let mut file = DocumentFile { path, stored: Stored { pool, member, document } };
+        let mut file =
+            DocumentFile { path, _lock: lock, stored: Stored { pool, member, document } };
         file.store(document)?;
         Ok(file)
     }
 
-    /// Reads the document in `dir`; `None` if there is none.
+    /// Locks and reads the document in `dir`; `None` if there is none. Blocks for half a second if a
+    /// member runs.
     ///
     /// # Errors
-    /// `Invalid` for a member of another pool; `Corrupt`, `Unsupported`, `Io`.
+    /// `Busy` if a member runs; those of [`find`].
     pub(crate) fn open(dir: &Path, pool: Uuid) -> Result<Option<DocumentFile>> {
-        let path = dir.join(FILE);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => {
-                let what = format!("read {}", path.display());
-                return Err(Error::with_source(ErrorKind::Io, what, error));
-            }
-        };
-        let refuse = |kind, why: &str| {
-            Err(Error::new(kind, format!("open the member of {}: {why}", path.display())))
-        };
-        match decode(&bytes) {
-            Ok(stored) if stored.pool == pool => Ok(Some(DocumentFile { path, stored })),
-            Ok(stored) => {
-                let why = format!("it belongs to pool {}, and not to pool {pool}", stored.pool);
-                refuse(ErrorKind::Invalid, &why)
-            }
-            Err(DocumentError::Version(version)) => {
-                let why = format!("a later program wrote it, in format version {version}");
-                refuse(ErrorKind::Unsupported, &why)
-            }
-            Err(DocumentError::Damaged) => refuse(
-                ErrorKind::Corrupt,
-                "it is damaged, and with it the member's promise. Nothing was changed. Keep this directory, and \
-                 replace the member by one in another directory",
-            ),
-        }
+        let lock = lock(dir)?;
+        let found = find(dir, pool)?;
+        Ok(found.map(|stored| DocumentFile { path: dir.join(FILE), _lock: lock, stored }))
     }
 
     /// Replaces the document. Blocks until it is on stable storage.
@@ -237,10 +279,14 @@ mod tests {
         let Stored { pool, member, document } = stored();
         assert!(DocumentFile::open(dir.path(), pool).unwrap().is_none());
         let mut file = DocumentFile::create(dir.path(), pool, member, document.boot).unwrap();
-        assert!(DocumentFile::create(dir.path(), pool, member, document.boot).is_err());
         file.store(document).unwrap();
+        let busy = DocumentFile::open(dir.path(), pool).unwrap_err();
+        assert_eq!(busy.kind(), ErrorKind::Busy);
+        drop(file);
+        assert!(DocumentFile::create(dir.path(), pool, member, document.boot).is_err());
         let found = DocumentFile::open(dir.path(), pool).unwrap().unwrap();
         assert_eq!(found.stored, stored());
+        drop(found);
         let kind = |pool| DocumentFile::open(dir.path(), pool).unwrap_err().kind();
         assert_eq!(kind(Uuid::from_u128(1)), ErrorKind::Invalid);
         let path = dir.path().join(FILE);

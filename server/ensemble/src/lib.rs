@@ -31,7 +31,7 @@ mod window;
 
 pub use cluster_peers::{ClusterPeers, MemberNodes};
 pub use disk_log::open_ring;
-pub use local::{LocalMember, LocalOptions, OpenLog};
+pub use local::{LocalMember, LocalOptions, OpenLog, OwnerRole};
 pub use member::{FoundLog, Member, MemberLog};
 pub use member_service::MemberService;
 pub use owned::{MemberStatus, OwnedLog, OwnedOptions, OwnersLog, Standing};

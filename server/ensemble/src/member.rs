@@ -77,6 +77,8 @@ enum Job {
     Request(Request, mpsc::Sender<Answer>),
     Index(oneshot::Sender<(Document, LogIndex)>),
     Tick,
+    /// Ends the thread. Requests behind it are not answered.
+    Close,
 }
 
 /// What the thread and the handles share.
@@ -94,13 +96,25 @@ impl Shared {
     }
 }
 
-/// A running member. Dropping it ends the thread once it has finished the present request.
+/// A running member. Dropping it, and all handles to its queue, ends the thread once it has finished the
+/// requests that it has.
 #[derive(Debug)]
 pub struct Member {
-    jobs: mpsc::Sender<Job>,
+    jobs: Jobs,
     shared: Arc<Shared>,
-    thread: JoinHandle<Result<DocumentFile>>,
+    thread: JoinHandle<Result<Closed>>,
     id: MemberId,
+}
+
+/// The queue of a member.
+#[derive(Clone, Debug)]
+pub(crate) struct Jobs(mpsc::Sender<Job>);
+
+/// What a member leaves at its end. The log is closed.
+#[derive(Debug)]
+pub(crate) struct Closed {
+    pub(crate) file: DocumentFile,
+    pub(crate) index: LogIndex,
 }
 
 impl<L: MemberLog + ?Sized> MemberLog for Box<L> {
@@ -164,7 +178,7 @@ impl Member {
             .name("spindle-member".into())
             .spawn(move || running.run(queue))
             .map_err(|e| Error::with_source(ErrorKind::Io, "start the thread of a member", e))?;
-        Ok(Member { jobs, shared, thread, id })
+        Ok(Member { jobs: Jobs(jobs), shared, thread, id })
     }
 
     /// Identity of the member.
@@ -180,40 +194,22 @@ impl Member {
         Duration::from_nanos(self.shared.now().saturating_sub(at))
     }
 
-    /// Hands a request to the member. Its answer, if it has one, comes through `answers`.
-    ///
-    /// # Errors
-    /// `Unavailable` if the member has ended.
-    pub async fn request(&self, request: Request, answers: &mpsc::Sender<Answer>) -> Result<()> {
-        self.jobs.send(Job::Request(request, answers.clone())).await.map_err(|_| ended())
+    /// Returns a handle to the queue.
+    #[must_use]
+    pub(crate) fn jobs(&self) -> Jobs {
+        self.jobs.clone()
     }
 
-    /// Hands a request to the member, and waits for the answer. `None` if it gives none.
-    ///
-    /// # Errors
-    /// `Unavailable` if the member has ended.
-    pub async fn ask(&self, request: Request) -> Result<Option<Answer>> {
-        let (sender, mut answers) = mpsc::channel(1);
-        self.jobs.send(Job::Request(request, sender)).await.map_err(|_| ended())?;
-        // The thread drops the sender of a request that it does not answer.
-        let answer = answers.recv().await;
-        if answer.is_none() && self.jobs.is_closed() { Err(ended()) } else { Ok(answer) }
-    }
-
-    /// Returns the document and the positions in the log.
-    ///
-    /// # Errors
-    /// `Unavailable` if the member has ended.
-    pub async fn state(&self) -> Result<(Document, LogIndex)> {
-        let (sender, state) = oneshot::channel();
-        self.jobs.send(Job::Index(sender)).await.map_err(|_| ended())?;
-        state.await.map_err(|_| ended())
+    /// Reports whether the thread has ended, as it does after a failure.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.jobs.0.is_closed()
     }
 
     /// Notes in the document how far the log is synced, unless the member is busy. Called about twice a
     /// second.
     pub fn tick(&self) {
-        let _ = self.jobs.try_send(Job::Tick);
+        let _ = self.jobs.0.try_send(Job::Tick);
     }
 
     /// Time between two calls of [`Member::tick`].
@@ -223,20 +219,46 @@ impl Member {
     ///
     /// # Errors
     /// The failure that ended it earlier.
-    pub(crate) fn close(self) -> Result<DocumentFile> {
+    pub(crate) fn close(self) -> Result<Closed> {
+        let _ = self.jobs.0.blocking_send(Job::Close); // one that has ended needs none
         drop(self.jobs);
         self.thread.join().unwrap_or_else(|_| Err(ended()))
     }
 }
 
-fn ended() -> Error {
+impl Jobs {
+    /// Hands a request to the member. Its answer, if it has one, comes through `answers`.
+    ///
+    /// # Errors
+    /// `Unavailable` if the member has ended.
+    pub(crate) async fn request(
+        &self,
+        request: Request,
+        answers: &mpsc::Sender<Answer>,
+    ) -> Result<()> {
+        self.0.send(Job::Request(request, answers.clone())).await.map_err(|_| ended())
+    }
+
+    /// Returns the document and the positions in the log.
+    ///
+    /// # Errors
+    /// `Unavailable` if the member has ended.
+    pub(crate) async fn state(&self) -> Result<(Document, LogIndex)> {
+        let (sender, state) = oneshot::channel();
+        self.0.send(Job::Index(sender)).await.map_err(|_| ended())?;
+        state.await.map_err(|_| ended())
+    }
+}
+
+pub(crate) fn ended() -> Error {
     Error::new(ErrorKind::Unavailable, "ask the member of the write log on this node: it has ended")
 }
 
 impl<L: MemberLog> Running<L> {
-    fn run(mut self, mut queue: mpsc::Receiver<Job>) -> Result<DocumentFile> {
+    fn run(mut self, mut queue: mpsc::Receiver<Job>) -> Result<Closed> {
         while let Some(job) = queue.blocking_recv() {
             let done = match job {
+                Job::Close => break,
                 Job::Request(request, answers) => self.on_request(request, &answers),
                 Job::Index(sender) => {
                     // A caller that is gone needs no answer.
@@ -256,7 +278,7 @@ impl<L: MemberLog> Running<L> {
                 return Err(error);
             }
         }
-        Ok(self.file)
+        Ok(Closed { index: self.follower.log().clone(), file: self.file })
     }
 
     fn on_request(&mut self, request: Request, answers: &mpsc::Sender<Answer>) -> Result<()> {

@@ -111,6 +111,8 @@ pub(crate) struct Shared {
     standing: watch::Sender<Standing>,
     pub(crate) stop: watch::Sender<bool>,
     log: OnceLock<Box<dyn OwnersLog>>,
+    /// The failure of the note, which ends the owner.
+    failure: OnceLock<Error>,
     /// The note of the member on this node, whose log this is.
     note: Mutex<Option<Note>>,
     /// Notified when there is something to send.
@@ -158,6 +160,7 @@ impl OwnedLog {
             standing: watch::Sender::new(Standing::Opening),
             stop: watch::Sender::new(false),
             log: OnceLock::new(),
+            failure: OnceLock::new(),
             note: Mutex::new(None),
             wakes,
         };
@@ -182,7 +185,8 @@ impl OwnedLog {
     /// Resolves once clients may be served: a quorum has the opening batch.
     ///
     /// # Errors
-    /// `Fenced` if another owner came first; `Unavailable` after [`OwnedLog::stop`].
+    /// `Fenced` if another owner came first; `Unavailable` after [`OwnedLog::stop`]; the failure of the
+    /// member's note.
     pub async fn opened(&self) -> Result<()> {
         let (mut standing, mut stop) =
             (self.shared.standing.subscribe(), self.shared.stop.subscribe());
@@ -197,7 +201,9 @@ impl OwnedLog {
                 Standing::Superseded(epoch) => Err(superseded(epoch)),
                 Standing::Opening => Err(stopped()),
             },
-            _ = stop.wait_for(|stop| *stop) => Err(stopped()),
+            _ = stop.wait_for(|stop| *stop) => {
+                Err(self.shared.failure.get().cloned().unwrap_or_else(stopped))
+            }
         }
     }
 
@@ -369,8 +375,11 @@ impl Replicas for Shared {
         let noted = self.note.lock().as_mut().map_or(Ok(()), |note| note.write(written));
         if let Err(error) = noted {
             if let Some(log) = self.log.get() {
-                log.fail(error);
+                log.fail(error.clone());
             }
+            // The opening batch is written before the log is named.
+            let _ = self.failure.set(error);
+            self.stop.send_replace(true);
             return;
         }
         let mut state = self.state.lock();

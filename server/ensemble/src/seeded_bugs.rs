@@ -15,4 +15,10 @@ block::seeded_bugs! {
     moved_member_kept: "moved-member-kept",
     /// The document of an owner that has opened does not prove its log.
     open_not_proven: "open-not-proven",
+    /// Two members of one directory may run.
+    member_unlocked: "member-unlocked",
+    /// A member whose thread has ended stays so.
+    ended_member_left: "ended-member-left",
+    /// An owner that gives up leaves its node in the role of the owner.
+    owner_role_kept: "owner-role-kept",
 }

@@ -5,7 +5,7 @@
 //! - Each step is repeated until it succeeds, a later epoch appears, or the caller drops the future.
 //! - Nothing is read from a member that has not promised.
 
-use crate::local::LocalMember;
+use crate::local::{LocalMember, OwnerRole};
 use crate::owned::{OwnedLog, OwnedOptions};
 use crate::peers::{Link, Peers};
 use block::{Epoch, Error, ErrorKind, Position, Result};
@@ -18,6 +18,9 @@ use wal::{QuorumTail, TailLoss};
 
 /// Pause before a promise is asked for again. Chosen by hand: it adds to the time of a take-over.
 const PROMISE_RETRY: Duration = Duration::from_millis(20);
+/// Attempts to reach the member on this node, which may have to be started again. Chosen by hand: ten
+/// seconds.
+const OWN_ERRORS_MAX: u32 = 500;
 /// Pause before an attempt to connect again. Chosen by hand.
 const CONNECT_RETRY: Duration = Duration::from_millis(50);
 /// Answers of members that wait for the candidate. Chosen by hand.
@@ -42,6 +45,8 @@ pub struct Taken {
     pub owned: OwnedLog,
     /// The decision of the members.
     pub quorum: QuorumTail,
+    /// Keeps the node in the role of the owner.
+    pub role: OwnerRole,
 }
 
 /// The messages of one member to the candidate.
@@ -59,6 +64,7 @@ impl TakeOver {
     /// writes may be gone; the failure of the member on this node.
     pub async fn run(self, local: &LocalMember) -> Result<Taken> {
         let TakeOver { epoch, configuration, peers, options } = &self;
+        let role = local.owner_role(*epoch);
         let mut candidate = Candidate::new(local.id(), *epoch, configuration.clone());
         let (heard_by, mut heard) = mpsc::channel(ANSWERS_MAX);
         let mut asking = JoinSet::new();
@@ -86,7 +92,7 @@ impl TakeOver {
         let owned =
             local.become_owner(*epoch, configuration.clone(), Arc::clone(peers), *options).await?;
         let quorum = QuorumTail { position: tail, loss, replicas: owned.replicas() };
-        Ok(Taken { owned, quorum })
+        Ok(Taken { owned, quorum, role })
     }
 
     /// Returns the log to continue, the member that has it, and what may be lost with it; `None` as long
@@ -158,11 +164,16 @@ fn check_superseded(candidate: &Candidate) -> Result<()> {
     Err(Error::new(ErrorKind::Fenced, what))
 }
 
-/// Asks the member on this node until it promises: it does once the lease that it gave has run out.
+/// Asks the member on this node until it promises: it does once the lease that it gave has run out. A
+/// member that is being started again is waited for, and an earlier owner on this node ends.
 async fn own_promise(local: &LocalMember, epoch: Epoch) -> Result<Answer> {
+    let mut errors_left = OWN_ERRORS_MAX;
     loop {
-        if let Some(answer) = local.ask(Request::Promise { epoch }).await? {
-            return Ok(answer);
+        match local.ask(Request::Promise { epoch }).await {
+            Ok(Some(answer)) => return Ok(answer),
+            Ok(None) => {}
+            Err(error) if errors_left == 0 => return Err(error),
+            Err(_) => errors_left -= 1,
         }
         tokio::time::sleep(PROMISE_RETRY).await;
     }

@@ -6,8 +6,9 @@ mod measured;
 mod over_tls;
 mod seeded;
 
-use crate::local::{LocalMember, LocalOptions};
+use crate::local::{LocalMember, LocalOptions, OwnerRole};
 use crate::member::{FoundLog, MemberLog};
+use crate::note::Note;
 use crate::owned::{OwnedLog, OwnedOptions, OwnersLog, Standing};
 use crate::peers::{Link, Peers};
 use crate::take_over::TakeOver;
@@ -19,14 +20,15 @@ use parking_lot::Mutex;
 use replication::{Batch, Configuration, LogIndex, MemberId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 use wal::Replicas;
 
-/// A log in memory.
+/// A log in memory, and whether its disk refuses writes.
 #[derive(Clone, Default)]
-struct MemoryLog(Arc<Mutex<Vec<Batch>>>);
+struct MemoryLog(Arc<Mutex<Vec<Batch>>>, Arc<AtomicBool>);
 
 impl MemoryLog {
     fn index(&self) -> LogIndex {
@@ -38,6 +40,9 @@ impl MemoryLog {
 
 impl MemberLog for MemoryLog {
     fn write(&mut self, batches: &[Batch]) -> Result<()> {
+        if self.1.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Io, "write: no space is left on the device"));
+        }
         self.0.lock().extend_from_slice(batches);
         Ok(())
     }
@@ -156,7 +161,7 @@ struct Cluster {
     net: Arc<Net>,
     ids: Vec<MemberId>,
     logs: Vec<MemoryLog>,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 const POOL: Uuid = Uuid::from_u128(99);
@@ -177,25 +182,29 @@ impl Cluster {
         let ids: Vec<MemberId> = (1..=3).map(Uuid::from_u128).collect();
         let logs: Vec<MemoryLog> = ids.iter().map(|_| MemoryLog::default()).collect();
         let net = Arc::new(Net::default());
-        for (id, log) in ids.iter().zip(&logs) {
-            let dir = dir.path().join(id.to_string());
-            std::fs::create_dir(&dir).unwrap();
-            let log = log.clone();
-            let options = LocalOptions {
-                dir,
-                pool: POOL,
-                boot: Uuid::from_u128(7),
-                clock: Arc::new(SystemClock),
-                open_log: Arc::new(move |_synced| {
-                    let found = FoundLog { index: log.index(), damaged: None };
-                    Ok((Box::new(log.clone()), found))
-                }),
-            };
+        let cluster = Cluster { net, ids, logs, dir };
+        for (node, id) in cluster.ids.iter().enumerate() {
+            let options = cluster.options(node);
+            std::fs::create_dir(&options.dir).unwrap();
             LocalMember::create(&options, *id).unwrap();
-            assert_eq!(LocalMember::find(&options).unwrap(), Some(*id));
-            net.members.lock().insert(*id, LocalMember::start(options).unwrap());
+            let member = LocalMember::start(options).unwrap();
+            cluster.net.members.lock().insert(*id, member);
         }
-        Cluster { net, ids, logs, _dir: dir }
+        cluster
+    }
+
+    fn options(&self, node: usize) -> LocalOptions {
+        let log = self.logs[node].clone();
+        LocalOptions {
+            dir: self.dir.path().join(node.to_string()),
+            pool: POOL,
+            boot: Uuid::from_u128(7),
+            clock: Arc::new(SystemClock),
+            open_log: Arc::new(move |_synced| {
+                let found = FoundLog { index: log.index(), damaged: None };
+                Ok((Box::new(log.clone()), found))
+            }),
+        }
     }
 
     fn member(&self, node: usize) -> LocalMember {
@@ -221,6 +230,7 @@ impl Cluster {
             replicas: taken.owned.replicas(),
             owned: taken.owned,
             epoch: Epoch(epoch),
+            _role: taken.role,
         };
         assert_eq!(taken.quorum.position, owned.log.index().tail());
         owned.owned.attach(Box::new(owned.log.clone()));
@@ -239,6 +249,7 @@ struct Owned {
     replicas: Arc<dyn Replicas>,
     owned: OwnedLog,
     epoch: Epoch,
+    _role: OwnerRole,
 }
 
 impl Owned {
@@ -366,4 +377,86 @@ async fn owner_without_a_quorum_acknowledges_nothing_and_loses_its_lease() {
     cluster.cut(0, false);
     owner.acknowledged(sequence).await;
     until(|| owner.replicas.has_lease()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_whose_disk_failed_for_a_while_counts_again() {
+    let cluster = Cluster::new();
+    let owner = cluster.take_over(0, 1).await.unwrap();
+    owner.open().await;
+    let failed = cluster.member(2);
+    cluster.logs[2].1.store(true, Ordering::Relaxed);
+    let sequence = owner.write(1, true);
+    owner.acknowledged(sequence).await;
+    let waiting = async {
+        while failed.failure().await.is_none() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), waiting).await.expect("nothing tells");
+    cluster.logs[2].1.store(false, Ordering::Relaxed);
+    until(|| contents(&cluster.logs[2]) == contents(&owner.log)).await;
+    assert!(failed.failure().await.is_none() && failed.silence().await.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owner_that_gives_up_promises_to_the_next_one() {
+    let cluster = Cluster::new();
+    // Once before the log was opened, once afterwards.
+    drop(cluster.take_over(0, 1).await.unwrap());
+    let second = cluster.take_over(1, 2).await.unwrap();
+    second.open().await;
+    second.owned.stop();
+    drop(second);
+    // All three have to answer.
+    cluster.cut(2, true);
+    let third = cluster.take_over(1, 3).await.unwrap();
+    third.open().await;
+    let sequence = third.write(1, true);
+    third.acknowledged(sequence).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn change_of_role_outlives_its_caller() {
+    let cluster = Cluster::new();
+    for epoch in 1..40 {
+        let member = cluster.member(0);
+        let port = Port { net: Arc::clone(&cluster.net), from: cluster.ids[0] };
+        let members = cluster.ids.iter().copied().collect();
+        let configuration = Configuration { number: epoch, members, quorum: 2 };
+        let (epoch, peers) = (Epoch(epoch), Arc::new(port));
+        let taking = TakeOver { epoch, configuration, peers, options: options() };
+        // It is dropped at another moment each time.
+        let time = Duration::from_micros(300 * epoch.0);
+        drop(tokio::time::timeout(time, taking.run(&member)).await);
+    }
+    let owner = cluster.take_over(0, 40).await.unwrap();
+    owner.open().await;
+}
+
+#[test]
+fn one_member_of_a_directory_runs_at_a_time() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _entered = runtime.enter();
+    let cluster = Cluster::new();
+    let member = cluster.member(0);
+    let options = cluster.options(0);
+    assert_eq!(LocalMember::find(&options).unwrap(), Some(member.id()));
+    let second = LocalMember::start(options.clone()).map(drop);
+    assert_eq!(second.unwrap_err().kind(), ErrorKind::Busy);
+    drop(member);
+    cluster.net.members.lock().clear();
+    LocalMember::start(options).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owner_that_cannot_note_its_opening_batch_does_not_open() {
+    let cluster = Cluster::new();
+    let owner = cluster.take_over(0, 1).await.unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("/dev/full", dir.path().join("member.note")).unwrap();
+    owner.owned.keep(Note::open(dir.path(), Uuid::from_u128(7)).unwrap());
+    owner.write(0, true);
+    let opened = tokio::time::timeout(Duration::from_secs(10), owner.owned.opened()).await;
+    assert_eq!(opened.expect("it waits for ever").unwrap_err().kind(), ErrorKind::Io);
 }

@@ -13,6 +13,12 @@ use std::time::Duration;
 pub(super) const QUORUM_WAIT: Duration = Duration::from_secs(10);
 
 impl Log {
+    /// Reports whether several machines keep the log. Files beside the ring are on this one only.
+    #[must_use]
+    pub fn has_replicas(&self) -> bool {
+        self.inner.replicas.is_some()
+    }
+
     /// Takes notice of the members' answers. The implementation of [`Replicas`](crate::Replicas)
     /// calls this, from any thread, without a lock that its own methods take.
     pub fn on_replicas(&self) {

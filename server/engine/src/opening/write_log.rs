@@ -9,14 +9,14 @@
 use super::{Taken, spill_files_wanted};
 use crate::config::PoolConfig;
 use crate::failed_log;
-use crate::log_members::LogMembers;
+use crate::log_members::{LogMembers, LogTaken, OwnerRole};
 use crate::marks::{LOG_LOST, LOG_MADE, make_mark};
 use crate::restore::Restored;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use control::manifest::{NodeDir, Ownership};
 use std::path::{Path, PathBuf};
 use tiering::Tier;
-use wal::{Log, LogIdentity, LogNotes, LogSources, QuorumTail, Recovery};
+use wal::{Log, LogIdentity, LogNotes, LogSources, Recovery};
 
 /// State of the write log. It is outside the log's own directory, which may be on another disk.
 const LOG_STATE: &str = "log.state";
@@ -29,6 +29,8 @@ pub(super) struct LogFound {
     pub(super) is_log_lost: bool,
     /// The store had a note that it has failed.
     pub(super) is_heard: bool,
+    /// The role of the owner among the log's members.
+    pub(super) role: Option<Box<dyn OwnerRole>>,
 }
 
 /// Opens the log of the directory.
@@ -46,7 +48,7 @@ pub(super) async fn open_log(
     crate::scrub::keep_from_bad(tier, store, key, keys.pool()).await;
     let log_dir = dir.join("log");
     let members = config.log_members.as_ref().filter(|_| ownership.is_by_quorum());
-    let (quorum, is_log_lost) = match members {
+    let (decided, is_log_lost) = match members {
         Some(members) => (Some(ask(&**members, ownership).await?), false),
         None => {
             set_aside_if_superseded(&log_dir, ownership, node)?;
@@ -54,11 +56,7 @@ pub(super) async fn open_log(
             (None, check_log_is_there(dir, &log_dir, ownership, node, destaged)?)
         }
     };
-    let found = open_at(config, taken, tier, (quorum, is_log_lost)).await;
-    if let (Some(members), Err(_)) = (members, &found) {
-        members.leave().await;
-    }
-    found
+    open_at(config, taken, tier, (decided, is_log_lost)).await
 }
 
 /// Opens the log where the members have decided that it ends, or by what the directory tells.
@@ -66,14 +64,15 @@ async fn open_at(
     config: &PoolConfig,
     taken: &Taken,
     tier: &Tier,
-    (quorum, is_log_lost): (Option<QuorumTail>, bool),
+    (decided, is_log_lost): (Option<LogTaken>, bool),
 ) -> Result<LogFound> {
     let Taken { node, dir, store, keys, key, ownership, .. } = taken;
     if is_log_lost {
         make_mark(dir, LOG_LOST)?;
     }
     let log_dir = dir.join("log");
-    let members = config.log_members.as_ref().filter(|_| quorum.is_some());
+    // The log is dropped before the role, whose end then finds the directory free.
+    let (role, quorum) = decided.map(|LogTaken { quorum, role }| (role, quorum)).unzip();
     let identity = LogIdentity {
         pool: keys.pool().into_bytes(),
         epoch: ownership.epoch(),
@@ -101,17 +100,17 @@ async fn open_at(
             true => error.context(format!("pool {name} does not open with this log. {advice}")),
             false => error,
         })?;
-    if let Some(members) = members {
-        members.opened(&log).await?;
+    if let Some(role) = &role {
+        role.opened(&log).await?;
     }
     store.clean_unfinished(tiering::segment::FOLDER);
     make_mark(dir, LOG_MADE)?;
     report_recovery(&recovery);
-    Ok(LogFound { log, recovery, is_log_lost, is_heard })
+    Ok(LogFound { log, recovery, is_log_lost, is_heard, role })
 }
 
 /// Asks the members of the log where it ends.
-async fn ask(members: &dyn LogMembers, ownership: &Ownership) -> Result<QuorumTail> {
+async fn ask(members: &dyn LogMembers, ownership: &Ownership) -> Result<LogTaken> {
     let manifest = ownership.manifest();
     let Some(configuration) = &manifest.configuration else {
         let what =

@@ -2,7 +2,7 @@
 
 use super::{Net, POOL, Port, options, until};
 use crate::disk_log::open_ring;
-use crate::local::{LocalMember, LocalOptions};
+use crate::local::{LocalMember, LocalOptions, OwnerRole};
 use crate::owned::{OwnedLog, Standing};
 use crate::peers::Peers;
 use crate::take_over::TakeOver;
@@ -39,6 +39,7 @@ pub(super) struct Open {
     pub(super) log: Log,
     pub(super) owned: OwnedLog,
     pub(super) recovery: Recovery,
+    pub(super) role: OwnerRole,
 }
 
 impl Nodes {
@@ -131,7 +132,7 @@ impl Open {
                 panic!("no quorum opens the log of epoch {epoch}: {:?}", taken.owned.statuses())
             }
         }
-        Open { log, owned: taken.owned, recovery }
+        Open { log, owned: taken.owned, recovery, role: taken.role }
     }
 
     /// Writes a sector that says its number.
@@ -165,6 +166,7 @@ impl Open {
     pub(super) fn kill(self) {
         self.owned.stop();
         self.log.fail(block::Error::new(ErrorKind::Io, "the process was killed"));
+        std::mem::forget(self.role); // nobody is left to end it
     }
 }
 

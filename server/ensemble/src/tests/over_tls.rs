@@ -34,7 +34,7 @@ const NEVER: Duration = Duration::from_millis(500);
 pub(super) struct Node {
     pub(super) cluster: Cluster,
     pub(super) service: Arc<MemberService>,
-    pub(super) member: LocalMember,
+    running: Option<LocalMember>,
     address: String,
     log_dir: PathBuf,
     serving: JoinHandle<()>,
@@ -98,7 +98,7 @@ impl Nodes {
             let service = MemberService::register(&cluster);
             service.insert(POOL, member.clone());
             let serving = serve(&cluster, listener);
-            nodes.push(Node { cluster, service, member, address, log_dir, serving });
+            nodes.push(Node { cluster, service, running: Some(member), address, log_dir, serving });
         }
         let nodes = Nodes { nodes, ids, _dir: dir };
         for node in &nodes.nodes {
@@ -121,14 +121,14 @@ impl Nodes {
     }
 
     pub(super) async fn take_over(&self, node: usize, epoch: u64) -> Open {
-        let Node { member, log_dir, .. } = &self.nodes[node];
+        let (member, log_dir) = (self.nodes[node].member(), &self.nodes[node].log_dir);
         Open::new(member, &self.ids, self.peers(node), epoch, log_dir).await
     }
 
     /// Asserts that a take-over does not find a quorum.
     async fn cannot_take_over(&self, node: usize, epoch: u64) {
         let taking = taking(&self.ids, self.peers(node), epoch);
-        let taken = timeout(NEVER, taking.run(&self.nodes[node].member)).await;
+        let taken = timeout(NEVER, taking.run(self.nodes[node].member())).await;
         assert!(taken.is_err(), "node {node} has found a quorum");
     }
 
@@ -158,6 +158,10 @@ impl Node {
         timeout(WAIT, waiting).await.expect("the list of nodes does not arrive");
     }
 
+    pub(super) fn member(&self) -> &LocalMember {
+        self.running.as_ref().expect("it was not killed")
+    }
+
     /// Ends as a process that is killed.
     async fn kill(&mut self, owner: Option<Open>) {
         self.serving.abort();
@@ -167,19 +171,20 @@ impl Node {
         let ended = (&mut self.serving).await;
         assert!(ended.is_err_and(|error| error.is_cancelled()));
         self.service.remove(POOL);
+        self.running = None;
     }
 
     /// Starts as a process on the same files and address.
     async fn start(&mut self) {
-        self.member = start_member(&self.log_dir);
-        self.service.insert(POOL, self.member.clone());
+        let member = self.running.insert(start_member(&self.log_dir));
+        self.service.insert(POOL, member.clone());
         let listener = TcpListener::bind(&self.address).await.unwrap();
         self.serving = serve(&self.cluster, listener);
     }
 
     async fn catches_up(&self, sequence: u64) {
         let catching_up = async {
-            while self.member.state().await.unwrap().1.tail().sequence < sequence {
+            while self.member().state().await.unwrap().1.tail().sequence < sequence {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -240,11 +245,11 @@ async fn removed_node_neither_appends_nor_promises() {
         status.error.is_some_and(|error| error.contains("is not in the cluster"))
     })
     .await;
-    let before = nodes.nodes[2].member.state().await.unwrap().1.tail();
+    let before = nodes.nodes[2].member().state().await.unwrap().1.tail();
     for sector in 1..20 {
         owner.write(sector).await.unwrap();
     }
-    assert_eq!(nodes.nodes[2].member.state().await.unwrap().1.tail(), before);
+    assert_eq!(nodes.nodes[2].member().state().await.unwrap().1.tail(), before);
     // Neither does it get promises, nor does its own promise count.
     nodes.cannot_take_over(2, 2).await;
     owner.write(20).await.unwrap();
@@ -315,7 +320,7 @@ async fn link_ends_with_its_member_and_with_its_place() {
     promised(&mut link, 1).await;
     nodes.nodes[1].service.remove(POOL);
     ends(&mut link).await;
-    nodes.nodes[1].service.insert(POOL, nodes.nodes[1].member.clone());
+    nodes.nodes[1].service.insert(POOL, nodes.nodes[1].member().clone());
     let (peers, mut link) = nodes.link().await;
     promised(&mut link, 2).await;
     // Another member moves: this link stays.
@@ -349,7 +354,7 @@ async fn frame_that_is_no_request_ends_the_connection() {
         let ended = timeout(WAIT, reader.read()).await.expect("the connection does not end");
         assert!(matches!(ended, Ok(None) | Err(_)), "{ended:?}");
     }
-    let (document, _) = nodes.nodes[1].member.state().await.unwrap();
+    let (document, _) = nodes.nodes[1].member().state().await.unwrap();
     assert_eq!(document.promised, Epoch(0));
 }
 
@@ -402,7 +407,7 @@ async fn peer_that_reads_late_gets_every_answer() {
     }
     for _ in 0..COUNT {
         // Everything that the member has got is done.
-        nodes.nodes[1].member.state().await.unwrap();
+        nodes.nodes[1].member().state().await.unwrap();
     }
     let is_whole = |batches: &[Batch]| batches.iter().any(|batch| batch.bytes.len() > 256 << 10);
     for number in 0..COUNT {

@@ -5,11 +5,13 @@ use crate::serve::{open, tests::config};
 use async_trait::async_trait;
 use block::env::SystemClock;
 use block::{BlockDevice, WriteFlags};
+use block::{Error, ErrorKind};
 use control::manifest::{Changed, Degraded, Member, NodeDir};
 use engine::open_pool::OpenPool;
 use engine::opening::{self, Opening};
 use engine::record::Durability;
 use ensemble::Link;
+use parking_lot::Mutex;
 use replication::MemberId;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -116,19 +118,15 @@ async fn unflushed_writes_survive_a_take_over_and_the_deposed_node_serves_nothin
     assert!(write(&first, 1, &[9; 512]).await.is_err(), "a write of a deposed owner");
     first.pool.close().await.unwrap_err();
     drop(first);
-    nodes.members["a"].leave().await;
     // The deposed node is a member again, and takes the pool back with everything.
     let third = nodes.open("a").await;
     assert_eq!(read(&third, 0).await.unwrap(), [3; 512]);
     assert_eq!(read(&third, 1).await.unwrap(), [2; 512]);
     second.pool.close().await.unwrap_err();
     drop(second);
-    nodes.members["b"].leave().await;
     // An orderly close moves everything to the store, and any member may go on.
     third.close().await.unwrap();
-    nodes.members["a"].leave().await;
     let last = nodes.open(nodes.names[2]).await;
     assert_eq!(read(&last, 0).await.unwrap(), [3; 512]);
     last.close().await.unwrap();
-    nodes.members["c"].leave().await;
 }
