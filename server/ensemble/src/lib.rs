@@ -12,6 +12,7 @@
 //! - A member answers after the effects that the answer depends on.
 #![deny(unsafe_code)]
 
+mod change;
 mod cluster_peers;
 mod disk_log;
 mod document;
@@ -29,6 +30,7 @@ mod take_over;
 mod tests;
 mod window;
 
+pub use change::CatchUp;
 pub use cluster_peers::{ClusterPeers, MemberNodes};
 pub use disk_log::open_ring;
 pub use local::{LocalMember, LocalOptions, OpenLog, OwnerRole};

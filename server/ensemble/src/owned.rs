@@ -13,7 +13,7 @@ use crate::window::Window;
 use block::env::Clock;
 use block::{Epoch, Error, ErrorKind, Position, Result};
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use replication::{Answer, Batch, Configuration, LEASE_NS_MAX, LogIndex, MemberId, Owner};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,6 +98,8 @@ pub(crate) struct State {
 
 /// What the handles and the senders share.
 pub(crate) struct Shared {
+    /// The member on this node.
+    pub(crate) me: MemberId,
     pub(crate) options: OwnedOptions,
     pub(crate) peers: Arc<dyn Peers>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -115,8 +117,8 @@ pub(crate) struct Shared {
     failure: OnceLock<Error>,
     /// The note of the member on this node, whose log this is.
     note: Mutex<Option<Note>>,
-    /// Notified when there is something to send.
-    pub(crate) wakes: BTreeMap<MemberId, Notify>,
+    /// Of each sender: notified when there is something to send.
+    pub(crate) wakes: RwLock<BTreeMap<MemberId, Arc<Notify>>>,
 }
 
 /// The owner's side of a log that several members keep. Clones are handles to the same.
@@ -139,10 +141,11 @@ impl OwnedLog {
         options: OwnedOptions,
     ) -> OwnedLog {
         let others = configuration.members.iter().filter(|member| **member != me);
-        let wakes = others.map(|member| (*member, Notify::new())).collect();
+        let wakes = others.map(|member| (*member, Arc::default())).collect();
         let opening = index.tail().sequence + 1;
         let owner = Owner::new(me, epoch, configuration, opening);
         let shared = Shared {
+            me,
             options,
             peers,
             origin: clock.now(),
@@ -162,7 +165,7 @@ impl OwnedLog {
             log: OnceLock::new(),
             failure: OnceLock::new(),
             note: Mutex::new(None),
-            wakes,
+            wakes: RwLock::new(wakes),
         };
         let owned = OwnedLog { shared: Arc::new(shared) };
         // An owner without other members has its lease from the start.
@@ -240,7 +243,7 @@ impl OwnedLog {
             }
             (*member, status)
         };
-        self.shared.wakes.keys().map(status).collect()
+        state.owner.members().filter(|member| **member != self.shared.me).map(status).collect()
     }
 }
 
@@ -275,7 +278,7 @@ impl Shared {
     }
 
     /// Makes the state visible to those who do not lock it.
-    fn publish(&self, state: &State) -> Changes {
+    pub(crate) fn publish(&self, state: &State) -> Changes {
         let lease_until = state.owner.lease_until().unwrap_or(0);
         let had_lease = self.now() < self.lease_until.swap(lease_until, Ordering::AcqRel);
         let (acknowledged, committed) = (state.owner.acknowledged(), state.owner.committed());
@@ -301,7 +304,7 @@ impl Shared {
     }
 
     /// Tells the log of changes. The caller holds no lock.
-    fn react(&self, changes: Changes) {
+    pub(crate) fn react(&self, changes: Changes) {
         if let Some(epoch) = changes.superseded_by {
             self.stop.send_replace(true);
             if let Some(log) = self.log.get() {
@@ -331,8 +334,12 @@ impl Shared {
         Ok(read.into_iter().map(|(position, bytes)| Batch { position, bytes }).collect())
     }
 
+    pub(crate) fn wake_all(&self) {
+        self.wakes.read().values().for_each(|wake| wake.notify_one());
+    }
+
     fn wake(&self, member: &MemberId) {
-        if let Some(wake) = self.wakes.get(member) {
+        if let Some(wake) = self.wakes.read().get(member) {
             wake.notify_one();
         }
     }
@@ -367,7 +374,7 @@ impl Replicas for Shared {
                 state.sync_wanted = position.sequence;
             }
         }
-        self.wakes.values().for_each(Notify::notify_one);
+        self.wake_all();
     }
 
     fn on_own(&self, written: u64, synced: u64) {
@@ -396,7 +403,7 @@ impl Replicas for Shared {
             }
             state.sync_wanted = sequence;
         }
-        self.wakes.values().for_each(Notify::notify_one);
+        self.wake_all();
     }
 
     fn acknowledged(&self) -> u64 {

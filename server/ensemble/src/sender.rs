@@ -12,6 +12,7 @@ use replication::{Answer, Batch, Lease, MemberId, Request, Sending};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Batches in one request. Chosen by hand: enough that bytes bound it.
 const BATCHES_MAX: u64 = 256;
@@ -68,20 +69,21 @@ impl OwnedLog {
     /// Starts a sender for each other member, on the present runtime. They end with
     /// [`OwnedLog::stop`], or when the owner is superseded.
     pub fn start(&self) -> Vec<tokio::task::JoinHandle<()>> {
-        let members = self.shared.wakes.keys().copied();
-        members.map(|member| tokio::spawn(run(Arc::clone(&self.shared), member))).collect()
+        let wakes = self.shared.wakes.read().clone();
+        let start = |(member, wake)| tokio::spawn(run(Arc::clone(&self.shared), member, wake));
+        wakes.into_iter().map(start).collect()
     }
 }
 
-/// Sends the log of `shared` to `member` until the owner ends.
-async fn run(shared: Arc<Shared>, member: MemberId) {
+/// Sends the log of `shared` to `member` until the owner ends, or it is no member any more.
+pub(crate) async fn run(shared: Arc<Shared>, member: MemberId, wake: Arc<Notify>) {
     let mut stop = shared.stop.subscribe();
     let sending = async {
-        loop {
+        while shared.state.lock().owner.progress(&member).is_some() {
             match shared.peers.connect(member).await {
                 Ok(link) => {
                     note(&shared, member, None);
-                    let is_ended = converse(&shared, member, link).await;
+                    let is_ended = converse(&shared, member, link, &wake).await;
                     shared.state.lock().owner.on_disconnected(&member);
                     if is_ended {
                         return;
@@ -117,7 +119,7 @@ fn note(shared: &Shared, member: MemberId, error: Option<String>) {
 }
 
 /// Exchanges messages over one link. Returns whether the owner has ended.
-async fn converse(shared: &Arc<Shared>, member: MemberId, mut link: Link) -> bool {
+async fn converse(shared: &Arc<Shared>, member: MemberId, mut link: Link, wake: &Notify) -> bool {
     let mut sent = Sent::default();
     loop {
         // Answers first: they free room, and a quorum may wait for them.
@@ -148,7 +150,6 @@ async fn converse(shared: &Arc<Shared>, member: MemberId, mut link: Link) -> boo
                 continue;
             }
         };
-        let Some(wake) = shared.wakes.get(&member) else { return true };
         tokio::select! {
             answer = link.answers.recv() => match answer {
                 Some(answer) => take(shared, &member, &mut sent, &answer),

@@ -213,8 +213,21 @@ impl Cluster {
 
     /// Lets a node win `epoch` and take the pool over.
     async fn take_over(&self, node: usize, epoch: u64) -> Result<Owned> {
-        let configuration =
-            Configuration { number: epoch, members: self.ids.iter().copied().collect(), quorum: 2 };
+        self.take_over_with(node, epoch, self.configuration(epoch, 0..3)).await
+    }
+
+    /// Returns a configuration of some of the nodes, with a majority as its quorum.
+    fn configuration(&self, number: u64, nodes: std::ops::Range<usize>) -> Configuration {
+        let quorum = nodes.len() / 2 + 1;
+        Configuration { number, members: self.ids[nodes].iter().copied().collect(), quorum }
+    }
+
+    async fn take_over_with(
+        &self,
+        node: usize,
+        epoch: u64,
+        configuration: Configuration,
+    ) -> Result<Owned> {
         let port = Port { net: Arc::clone(&self.net), from: self.ids[node] };
         let taking = TakeOver {
             epoch: Epoch(epoch),
@@ -459,4 +472,58 @@ async fn owner_that_cannot_note_its_opening_batch_does_not_open() {
     owner.write(0, true);
     let opened = tokio::time::timeout(Duration::from_secs(10), owner.owned.opened()).await;
     assert_eq!(opened.expect("it waits for ever").unwrap_err().kind(), ErrorKind::Io);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_come_and_go_while_the_owner_writes() {
+    let cluster = Cluster::new();
+    let owner = cluster.take_over_with(0, 1, cluster.configuration(1, 0..1)).await.unwrap();
+    owner.open().await;
+    let write = |content| {
+        let sequence = owner.write(content, true);
+        let owner = &owner;
+        async move { owner.acknowledged(sequence).await }
+    };
+    for content in 1..=20 {
+        write(content).await;
+    }
+    assert!(owner.owned.statuses().is_empty());
+    for count in 2..=3 {
+        let (number, member) = (count as u64, cluster.ids[count - 1]);
+        let next = cluster.configuration(number, 0..count);
+        if number == 2 {
+            assert!(!owner.owned.begin_change(next.clone()).unwrap(), "it has nothing yet");
+        }
+        owner.owned.bring_up(member).unwrap();
+        assert!(owner.owned.bring_up(member).is_err());
+        write(30).await;
+        until(|| {
+            let up = owner.owned.catch_up(member).unwrap();
+            up.written >= up.acknowledged
+        })
+        .await;
+        until(|| owner.owned.begin_change(next.clone()).unwrap()).await;
+        write(31).await;
+        owner.owned.end_change(number);
+    }
+    // The second and third node do without the first.
+    for content in 41..=45 {
+        write(content).await;
+    }
+    cluster.cut(0, true);
+    owner.owned.stop();
+    drop(owner);
+    let successor = cluster.take_over_with(1, 4, cluster.configuration(3, 0..3)).await.unwrap();
+    successor.open().await;
+    assert_eq!(contents(&successor.log)[25..], [41, 42, 43, 44, 45, 0]);
+    // One that is no member any more is sent nothing.
+    cluster.cut(0, false);
+    until(|| contents(&cluster.logs[0]).len() == 31).await;
+    assert!(successor.owned.begin_change(cluster.configuration(5, 1..3)).unwrap());
+    successor.owned.end_change(5);
+    let sequence = successor.write(50, true);
+    successor.acknowledged(sequence).await;
+    until(|| contents(&cluster.logs[2]).len() == 32).await;
+    assert_eq!(contents(&cluster.logs[0]).len(), 31);
+    assert!(!successor.owned.statuses().contains_key(&cluster.ids[0]));
 }
