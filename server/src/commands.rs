@@ -263,6 +263,8 @@ async fn pool(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
             let restored = handlers::pool_restored(restored);
             output::emit(cli.output, &restored, print::pool_restored)?;
         }
+        // They are requests to a daemon.
+        PoolCommand::Members(_) | PoolCommand::TakeOver(_) => {}
         PoolCommand::Purge { pool, now } => {
             let config = load_pool(pool)?;
             let purged = handlers::pool_purged(removal::purge(&config.pool(), *now).await?);

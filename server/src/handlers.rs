@@ -31,6 +31,7 @@ pub(crate) use convert::{
 use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{self, Attachments};
 use crate::admin::AdminHandler;
+use crate::roles::Roles;
 use api::{Reply, Request};
 use block::{Error, ErrorKind, Result, VolumeId};
 use engine::copies::Copies;
@@ -50,11 +51,12 @@ pub struct AdminPool {
     copies: Arc<Copies>,
     scrub: Arc<Scrub>,
     is_offline: bool,
+    roles: Option<Arc<Roles>>,
     stop: watch::Sender<bool>,
 }
 
 /// The parts of a daemon that its handlers ask.
-pub struct DaemonParts {
+pub(crate) struct DaemonParts {
     /// Addresses that clients connect to.
     pub endpoints: Vec<String>,
     /// The NBD server.
@@ -65,6 +67,8 @@ pub struct DaemonParts {
     pub copies: Arc<Copies>,
     /// The scrub.
     pub scrub: Arc<Scrub>,
+    /// The node's roles, if it is a node of a cluster.
+    pub roles: Option<Arc<Roles>>,
     /// Set by a request to stop.
     pub stop: watch::Sender<bool>,
 }
@@ -79,8 +83,8 @@ impl AdminPool {
 
     /// Makes the handler of a daemon.
     #[must_use]
-    pub fn serving(open: Arc<OpenPool>, parts: DaemonParts) -> AdminPool {
-        let DaemonParts { endpoints, nbd, attachments, copies, scrub, stop } = parts;
+    pub(crate) fn serving(open: Arc<OpenPool>, parts: DaemonParts) -> AdminPool {
+        let DaemonParts { endpoints, nbd, attachments, copies, scrub, roles, stop } = parts;
         AdminPool {
             open: Mutex::new(Some(open)),
             endpoints,
@@ -89,6 +93,7 @@ impl AdminPool {
             copies,
             scrub,
             is_offline: false,
+            roles,
             stop,
         }
     }
@@ -105,6 +110,7 @@ impl AdminPool {
             copies: Arc::new(copies),
             scrub: Arc::new(scrub),
             is_offline: true,
+            roles: None,
             stop: watch::Sender::new(false),
         }
     }

@@ -11,11 +11,13 @@ use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::handlers::{AdminPool, DaemonParts};
 use crate::limits;
+use crate::roles::{MemberAdmin, Roles};
 use block::{Error, ErrorKind, Job, Result};
 use config::Config;
 use control::keys::KeySource;
 use control::store::Store;
 use daemon_jobs::{serve_listener, start_jobs};
+use engine::config::PoolConfig;
 use engine::copies::Copies;
 use engine::jobs::Need;
 use engine::marks::settle_lost_writes;
@@ -40,21 +42,159 @@ const LOG_FAILURE_TOLD: Duration = Duration::from_secs(3);
 /// Interval of the checks for removed volumes that are due.
 const PURGE_CHECK: Duration = Duration::from_secs(60);
 
-/// Serves the configured pool until SIGTERM or SIGINT. Calls `announce` with the endpoints when everything answers.
+/// The end of serving a pool.
+enum Served {
+    /// A stop was asked for, and the pool is closed.
+    Stopped,
+    /// Another node has taken the pool over.
+    Fenced(Error),
+}
+
+/// How to open the pool, and for which part of a cluster.
+struct Terms<'a> {
+    pool: &'a PoolConfig,
+    opening: Opening,
+    roles: Option<&'a Arc<Roles>>,
+}
+
+/// Serves the configured pool until SIGTERM or SIGINT. A node of a cluster serves it while it owns it, and stores its
+/// log otherwise. Calls `announce` with the endpoints when everything answers, and once without any when the node only
+/// stores the log.
 ///
 /// # Errors
 /// Errors that keep the pool from opening, the sockets from listening, or the end from being orderly.
-pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[String])) -> Result<()> {
+pub async fn run(config: &Config, take_over: bool, announce: impl Fn(&[String])) -> Result<()> {
     let mut signals = Signals::new()?;
     check_places(config).await?;
-    let hangups = watch_signal(SignalKind::hangup())?;
     let opening = if take_over { Opening::TakeOver } else { Opening::OrNew };
+    let Some(cluster) = crate::node::open(config)? else {
+        let pool = config.pool();
+        let terms = Terms { pool: &pool, opening, roles: None };
+        return match serve_pool(config, terms, &mut signals, &announce).await? {
+            Served::Stopped => Ok(()),
+            Served::Fenced(error) => Err(error),
+        };
+    };
+    limits::prepare();
+    let listeners = crate::node::bind(&cluster).await?;
+    let roles = Roles::start(config, cluster.clone()).await?;
+    let mut serving = tokio::task::JoinSet::new();
+    for listener in listeners {
+        let cluster = cluster.clone();
+        serving.spawn(async move { cluster.serve(listener).await });
+    }
+    let served = run_node(config, &roles, opening, &mut signals, &announce).await;
+    serving.shutdown().await;
+    served
+}
+
+/// Longest pause before a member that could not open the pool tries again. Chosen by hand.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// Changes between the roles of a node until a stop is asked for.
+async fn run_node(
+    config: &Config,
+    roles: &Arc<Roles>,
+    mut opening: Opening,
+    signals: &mut Signals,
+    announce: &impl Fn(&[String]),
+) -> Result<()> {
+    let mut opens_at_once = roles.prepare().await? || opening == Opening::TakeOver;
+    let was_ready = std::cell::Cell::new(false);
+    let announce = |endpoints: &[String]| {
+        was_ready.set(true);
+        announce(endpoints);
+    };
+    let mut pause = Duration::from_millis(500);
+    loop {
+        if !opens_at_once
+            && !be_member(config, roles, signals, || {
+                if !was_ready.get() {
+                    announce(&[]);
+                }
+            })
+            .await?
+        {
+            return Ok(());
+        }
+        roles.leave_dir();
+        let pool = roles.pool_config();
+        let terms = Terms { pool: &pool, opening, roles: Some(roles) };
+        let begun = config.pool().clock.now();
+        let served = serve_pool(config, terms, signals, &announce).await;
+        roles.lock_dir()?;
+        (opens_at_once, opening) = (false, Opening::OrNew);
+        if config.pool().clock.since(begun) > RETRY_MAX {
+            pause = Duration::from_millis(500);
+        }
+        let error = match served {
+            Ok(Served::Stopped) => return Ok(()),
+            Ok(Served::Fenced(error)) => {
+                tracing::warn!(
+                    error = %error.chain(),
+                    "another node owns the pool from now on; this node stores its log"
+                );
+                continue;
+            }
+            Err(error) if wal::is_log_failure(&error) || !was_ready.get() => return Err(error),
+            Err(error) => error,
+        };
+        tracing::error!(
+            error = %error.chain(),
+            "could not serve the pool; this node goes on storing its log, and tries again when it has to"
+        );
+        tokio::select! {
+            () = signals.stop() => return Ok(()),
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = (2 * pause).min(RETRY_MAX);
+    }
+}
+
+/// Stores the log of the pool until this node is to open it. Returns false if a stop was asked for.
+async fn be_member(
+    config: &Config,
+    roles: &Arc<Roles>,
+    signals: &mut Signals,
+    announce: impl FnOnce(),
+) -> Result<bool> {
+    let (asked, ended) = (watch::Sender::new(false), watch::Sender::new(false));
+    let socket = AdminServer::bind(config.dir())?;
+    let handler = Arc::new(MemberAdmin::new(Arc::clone(roles), asked.clone()));
+    let mut end = ended.subscribe();
+    let admin = tokio::spawn(async move {
+        let stopped = async move { drop(end.wait_for(|end| *end).await) };
+        socket.serve(handler, stopped, STOP_GRACE).await;
+    });
+    announce();
+    let mut asked = asked.subscribe();
+    let is_turn = tokio::select! {
+        () = signals.stop() => false,
+        _ = asked.wait_for(|asked| *asked) => false,
+        () = roles.turn() => true,
+    };
+    ended.send_replace(true);
+    admin.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
+    Ok(is_turn)
+}
+
+/// Serves the pool until a stop is asked for or the pool is lost.
+async fn serve_pool(
+    config: &Config,
+    terms: Terms<'_>,
+    signals: &mut Signals,
+    announce: &impl Fn(&[String]),
+) -> Result<Served> {
+    let hangups = watch_signal(SignalKind::hangup())?;
     let mut early = Signals::new()?;
     let early_stop = async move {
         early.stop().await;
         closing::end_at_once_on_another(early, 0);
     };
-    let Some(open) = open_with_volumes(config, opening, early_stop).await? else { return Ok(()) };
+    let Terms { pool, opening, roles } = terms;
+    let Some(open) = open_with_volumes(pool, opening, early_stop).await? else {
+        return Ok(Served::Stopped);
+    };
     // The first says that a stop was asked for, the second that it has come far enough for jobs to end.
     let (asked, stop) = (watch::Sender::new(false), watch::Sender::new(false));
     let front = match open_front(config, &open).await {
@@ -82,6 +222,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         attachments: attachments.clone(),
         copies: copies.clone(),
         scrub: scrub.clone(),
+        roles: roles.cloned(),
         stop: asked.clone(),
     };
     let handler = AdminPool::serving(open.clone(), parts);
@@ -109,8 +250,11 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
         // An orderly stop: the next daemon continues where this one ends.
         () = jobs.vital_died() => (None, 1),
     };
-    closing::end_at_once_on_another(signals, spare_count);
-    tracing::info!("the daemon is stopping");
+    let is_fenced = lost.as_ref().is_some_and(|lost| lost.kind() == ErrorKind::Fenced);
+    if roles.is_none() || !is_fenced {
+        closing::end_at_once_on_another(std::mem::replace(signals, Signals::new()?), spare_count);
+        tracing::info!("the daemon is stopping");
+    }
     let lost = match lost {
         // Without the job that moves data, this would have no effect.
         None if attachments.has_users() && jobs.death().is_none() => {
@@ -150,7 +294,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
     let Some(lost) = lost else {
         let is_short = has_devices || jobs.death().is_some();
         let closed = open.close_with(is_short).await;
-        return jobs.death().map_or(closed, Err);
+        return jobs.death().map_or(closed, Err).map(|()| Served::Stopped);
     };
     // The pool is no longer ours, or has no log: none of its data is moved to the store, and it is not released.
     if let Err(error) = open.pool.close().await {
@@ -163,7 +307,8 @@ pub async fn run(config: &Config, take_over: bool, announce: impl FnOnce(&[Strin
             open.config.dir.join("log").display()
         )));
     }
-    Err(open.reason_of_loss(lost).await)
+    let reason = open.reason_of_loss(lost).await;
+    if is_fenced { Ok(Served::Fenced(reason)) } else { Err(reason) }
 }
 
 /// The parts that answer clients and administrators.
@@ -213,13 +358,13 @@ async fn open_front(config: &Config, open: &OpenPool) -> std::result::Result<Fro
 
 /// Opens the pool with its configured volumes; `None` if `stop` came first.
 async fn open_with_volumes(
-    config: &Config,
+    pool: &PoolConfig,
     opening: Opening,
     stop: impl Future<Output = ()>,
 ) -> Result<Option<OpenPool>> {
     limits::prepare();
     let mut stop = std::pin::pin!(stop);
-    let opened = engine::opening::open_until(&config.pool(), opening, stop.as_mut()).await?;
+    let opened = engine::opening::open_until(pool, opening, stop.as_mut()).await?;
     let Some(open) = opened else { return Ok(None) };
     let made = tokio::select! {
         made = open.make_configured() => made.map(|()| true),

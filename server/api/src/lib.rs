@@ -20,6 +20,7 @@ pub mod demo;
 pub mod device;
 pub mod error;
 pub mod key;
+pub mod member;
 pub mod message;
 pub mod pool;
 pub mod reply;

@@ -19,6 +19,20 @@ pub enum PoolRequest {
     },
     /// Stops the daemon in order. The answer comes before it has ended.
     Stop {},
+    /// Lists the members of the write log.
+    Members {},
+    /// Makes a node a member of the write log, and answers once it counts.
+    AddMember {
+        /// Name or id of the node.
+        node: String,
+    },
+    /// Removes a node from the members of the write log.
+    RemoveMember {
+        /// Name or id of the node.
+        node: String,
+    },
+    /// Lets this node, which is a member, take the pool over. The answer comes before it has.
+    TakeOver {},
 }
 
 /// A daemon, or a command that serves, answers on all of its endpoints.

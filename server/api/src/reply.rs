@@ -5,6 +5,7 @@
 use crate::copy::CopyInfo;
 use crate::device::{AttachmentInfo, ClientInfo, RemoteDeviceInfo};
 use crate::key::{Secret, SlotKind};
+use crate::member::MembersInfo;
 use crate::pool::FsckInfo;
 use crate::scrub::ScrubInfo;
 use crate::snapshot::{DiffInfo, ScheduleInfo, SnapshotInfo};
@@ -41,6 +42,8 @@ pub enum Reply {
     Scrub(ScrubInfo),
     /// The state of the pool.
     Status(Box<StatusInfo>),
+    /// Members of the write log.
+    Members(MembersInfo),
     /// The request was carried out.
     Done {
         /// Result, in a sentence.

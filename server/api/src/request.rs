@@ -50,6 +50,7 @@ impl Request {
                 PoolRequest::Drain {}
                 | PoolRequest::Stop {}
                 | PoolRequest::Fsck {}
+                | PoolRequest::AddMember { .. }
                 | PoolRequest::RepairCounts { .. },
             )
             | Request::Volume(VolumeRequest::Clone { .. })

@@ -125,13 +125,13 @@ impl Command {
             Command::Scrub(command) => command.request()?,
             Command::Status(pool) => (pool, Request::Pool(PoolRequest::Status {})),
             Command::Drain(pool) => (pool, Request::Pool(PoolRequest::Drain {})),
+            Command::Pool(command) => return Ok(command.request()),
             Command::Key(KeyCommand::Backup { pool, replace }) => {
                 (pool, Request::Key(KeyRequest::Backup { replace: *replace }))
             }
             Command::Serve(_)
             | Command::Demo(_)
             | Command::Restore(_)
-            | Command::Pool(_)
             | Command::Attach(_)
             | Command::Detach(_)
             | Command::Stop(_)

@@ -34,6 +34,7 @@ pub fn reply(reply: &Reply) -> String {
         Reply::SnapshotDiff(found) => diff(found),
         Reply::Status(info) => status::status(info),
         Reply::Fsck(found) => fsck(found),
+        Reply::Members(info) => pool::members(info),
         Reply::Done { message } => format!("{message}\n"),
         Reply::RecoveryKey { key } => format!(
             "{}\n\n\

@@ -213,7 +213,8 @@ impl Cluster {
     /// # Panics
     /// For `join` and `admissions`, which the cluster serves itself.
     pub fn register(&self, service: Service, handler: Arc<dyn Handler>) {
-        assert!(matches!(service, Service::Member | Service::Forward), "{service} has a handler");
+        let is_own = matches!(service, Service::Join | Service::Admissions);
+        assert!(!is_own, "{service} has a handler");
         self.0.handlers.write().insert(service, handler);
     }
 

@@ -41,4 +41,5 @@ pub use admission::{Conflict, Node};
 pub use cluster::{Cluster, Environment, Handler};
 pub use connection::{Connection, Frame, FrameReader, FrameWriter, PeerStream, Service};
 pub use identity::{ClusterId, NodeId};
+pub use membership::is_member;
 pub use token::Token;

@@ -75,6 +75,12 @@ impl LocalMember {
         Ok(LocalMember { inner: Inner::start(options)? })
     }
 
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> Uuid {
+        self.inner.pool()
+    }
+
     /// Identity of the member.
     #[must_use]
     pub fn id(&self) -> MemberId {

@@ -232,6 +232,12 @@ impl OwnedLog {
         self.shared.stop.send_replace(true);
     }
 
+    /// Returns the sequence up to which batches are acknowledged.
+    #[must_use]
+    pub fn acknowledged(&self) -> u64 {
+        self.shared.acknowledged.load(Ordering::Acquire)
+    }
+
     /// Returns what is known of the other members.
     #[must_use]
     pub fn statuses(&self) -> BTreeMap<MemberId, MemberStatus> {

@@ -6,9 +6,12 @@
 use async_trait::async_trait;
 use block::env::{Clock, boot_id};
 use block::{Epoch, Result};
+use cluster::NodeId;
 use control::manifest::Configuration;
 use engine::log_members::{LogMembers, LogTaken, OwnerRole};
-use ensemble::{LocalMember, LocalOptions, OwnedLog, OwnedOptions, Peers, TakeOver, open_ring};
+use ensemble::{
+    ClusterPeers, LocalMember, LocalOptions, OwnedLog, OwnedOptions, Peers, TakeOver, open_ring,
+};
 use std::path::Path;
 use std::sync::Arc;
 use uuid::Uuid;
@@ -17,8 +20,21 @@ use wal::{Log, LogOptions};
 /// The member on this node, and the way to the others.
 pub struct EnsembleMembers {
     local: LocalMember,
-    peers: Arc<dyn Peers>,
+    peers: Arc<dyn PoolPeers>,
     options: OwnedOptions,
+}
+
+/// The way to the members of a pool's log on other nodes.
+pub trait PoolPeers: Peers {
+    /// Takes the nodes of the members from a configuration.
+    fn reach(&self, configuration: &Configuration);
+}
+
+impl PoolPeers for ClusterPeers {
+    fn reach(&self, configuration: &Configuration) {
+        let nodes = configuration.members.iter();
+        self.set_nodes(nodes.map(|member| (member.id, NodeId(member.node))).collect());
+    }
 }
 
 /// The role of the owner, with its side of the log.
@@ -43,8 +59,25 @@ impl std::fmt::Debug for EnsembleMembers {
 impl EnsembleMembers {
     /// Joins the member on this node with the way to the others.
     #[must_use]
-    pub fn new(local: LocalMember, peers: Arc<dyn Peers>, options: OwnedOptions) -> Self {
+    pub fn new(local: LocalMember, peers: Arc<dyn PoolPeers>, options: OwnedOptions) -> Self {
         EnsembleMembers { local, peers, options }
+    }
+
+    /// The member on this node.
+    #[must_use]
+    pub fn local(&self) -> &LocalMember {
+        &self.local
+    }
+
+    /// Identity of the member on this node.
+    #[must_use]
+    pub fn id(&self) -> Uuid {
+        self.local.id()
+    }
+
+    /// Takes the nodes of the members from a configuration that is about to hold.
+    pub fn reach(&self, configuration: &Configuration) {
+        self.peers.reach(configuration);
     }
 
     /// Returns the surroundings of the member whose log is in `dir`.
@@ -60,7 +93,11 @@ impl EnsembleMembers {
     }
 }
 
-fn configuration_of(number: u64, configuration: &Configuration) -> replication::Configuration {
+/// Converts a configuration of the manifest chain.
+pub(crate) fn configuration_of(
+    number: u64,
+    configuration: &Configuration,
+) -> replication::Configuration {
     replication::Configuration {
         number,
         members: configuration.members.iter().map(|member| member.id).collect(),
@@ -76,10 +113,11 @@ impl LogMembers for EnsembleMembers {
         number: u64,
         configuration: &Configuration,
     ) -> Result<LogTaken> {
+        self.peers.reach(configuration);
         let taking = TakeOver {
             epoch,
             configuration: configuration_of(number, configuration),
-            peers: Arc::clone(&self.peers),
+            peers: Arc::clone(&self.peers) as _,
             options: self.options,
         };
         let ensemble::Taken { owned, quorum, role } = taking.run(&self.local).await?;

@@ -1,9 +1,10 @@
 //! Requests about the pool as a whole.
 
 use super::{AdminPool, convert, name_of};
+use crate::roles::{Roles, add_member, members_of, remove_member};
 use api::Reply;
 use api::pool::PoolRequest;
-use block::{Error, Result};
+use block::{Error, ErrorKind, Result};
 use engine::open_pool::OpenPool;
 
 impl AdminPool {
@@ -25,11 +26,34 @@ impl AdminPool {
                 Ok(Reply::Fsck(convert::fsck_info(found)))
             }
             PoolRequest::RepairCounts { segments } => repair_counts(open, &segments).await,
+            PoolRequest::Members {} => Ok(Reply::Members(members_of(self.roles()?, open).await?)),
+            PoolRequest::AddMember { node } => {
+                let message = add_member(self.roles()?, open, &node).await?;
+                Ok(Reply::Done { message })
+            }
+            PoolRequest::RemoveMember { node } => {
+                let message = remove_member(self.roles()?, open, &node).await?;
+                Ok(Reply::Done { message })
+            }
+            PoolRequest::TakeOver {} => {
+                Ok(Reply::Done { message: "this node owns the pool already".to_owned() })
+            }
             PoolRequest::Stop {} => {
                 self.stop.send_replace(true);
                 Ok(Reply::Done { message: "stopping".to_owned() })
             }
         }
+    }
+}
+
+impl AdminPool {
+    /// The node's roles.
+    fn roles(&self) -> Result<&Roles> {
+        self.roles.as_deref().ok_or_else(|| {
+            let what = "ask about the members of the write log: this daemon is no node of a cluster; run `spindle node \
+                        init`, or `spindle node join`, and start it again";
+            Error::new(ErrorKind::Invalid, what)
+        })
     }
 }
 

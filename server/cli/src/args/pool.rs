@@ -2,6 +2,8 @@
 
 use super::KeyArgs;
 use super::settings::{Setting, Settings};
+use api::Request;
+use api::pool::PoolRequest;
 use clap::{Args, Subcommand};
 use std::path::PathBuf;
 use toml::Value;
@@ -46,9 +48,14 @@ impl PoolArgs {
     }
 }
 
-/// Commands about a whole pool, while no daemon has it open.
+/// Commands about a whole pool.
 #[derive(Clone, Debug, Subcommand)]
 pub enum PoolCommand {
+    /// List, add and remove the nodes that keep the pool's write log
+    #[command(subcommand)]
+    Members(MembersCommand),
+    /// Let this node, which is a member, take the pool over from its owner
+    TakeOver(PoolArgs),
     /// Remove a pool, so that nothing can open it; it can be restored until it is purged
     Rm {
         /// The pool.
@@ -70,6 +77,49 @@ pub enum PoolCommand {
         #[arg(long)]
         now: bool,
     },
+}
+
+/// Commands about the members of a pool's write log, on the node that owns the pool.
+#[derive(Clone, Debug, Subcommand)]
+pub enum MembersCommand {
+    /// List the members, and how far each has come
+    List(PoolArgs),
+    /// Make a node of the cluster a member, while the pool is served
+    Add {
+        /// Name or id of the node
+        node: String,
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+    /// Remove a member, while the pool is served
+    Remove {
+        /// Name or id of the node
+        node: String,
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+}
+
+impl PoolCommand {
+    /// Returns the request to the daemon; `None` for a command that asks none.
+    pub(super) fn request(&self) -> Option<(&PoolArgs, Request)> {
+        let (pool, request) = match self {
+            PoolCommand::Members(MembersCommand::List(pool)) => (pool, PoolRequest::Members {}),
+            PoolCommand::Members(MembersCommand::Add { node, pool }) => {
+                (pool, PoolRequest::AddMember { node: node.clone() })
+            }
+            PoolCommand::Members(MembersCommand::Remove { node, pool }) => {
+                (pool, PoolRequest::RemoveMember { node: node.clone() })
+            }
+            PoolCommand::TakeOver(pool) => (pool, PoolRequest::TakeOver {}),
+            PoolCommand::Rm { .. } | PoolCommand::Restore { .. } | PoolCommand::Purge { .. } => {
+                return None;
+            }
+        };
+        Some((pool, Request::Pool(request)))
+    }
 }
 
 /// Options of `fsck`.

@@ -41,6 +41,8 @@ pub enum Service {
     Member,
     /// A stream of bytes to a service on the peer, such as NBD. Not framed.
     Forward,
+    /// Questions and orders about the roles of nodes in pools. Framed, at most 64 KiB.
+    Pool,
 }
 
 impl Service {
@@ -52,6 +54,7 @@ impl Service {
             2 => Some(Service::Admissions),
             3 => Some(Service::Member),
             4 => Some(Service::Forward),
+            5 => Some(Service::Pool),
             _ => None,
         }
     }
@@ -64,6 +67,7 @@ impl Service {
             Service::Admissions => 2,
             Service::Member => 3,
             Service::Forward => 4,
+            Service::Pool => 5,
         }
     }
 
@@ -71,7 +75,7 @@ impl Service {
     #[must_use]
     pub fn payload_bytes_max(self) -> u32 {
         match self {
-            Service::Join => 64 << 10,
+            Service::Join | Service::Pool => 64 << 10,
             Service::Admissions => 8 << 20,
             Service::Member => (64 << 20) + (64 << 10),
             Service::Forward => 0,
@@ -86,6 +90,7 @@ impl fmt::Display for Service {
             Service::Admissions => "admissions",
             Service::Member => "member",
             Service::Forward => "forward",
+            Service::Pool => "pool",
         })
     }
 }

@@ -21,6 +21,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedRwLockWriteGuard, RwLock, oneshot};
+use uuid::Uuid;
 
 /// First and longest pause before a member that failed is started again. Chosen by hand: the write log
 /// of an owner that ends is closed within the first few.
@@ -174,6 +175,10 @@ impl Inner {
             self.start_again(&mut role).await
         });
         left.await.unwrap_or_else(|e| Err(Error::with_source(ErrorKind::Io, "leave ownership", e)))
+    }
+
+    pub(super) fn pool(&self) -> Uuid {
+        self.options.pool
     }
 
     /// Ticks the member. Returns false if it has to be started again.

@@ -74,7 +74,7 @@ impl Nodes {
                 heartbeat: Duration::from_millis(40),
                 ..OwnedOptions::default()
             };
-            let peers = Arc::clone(&direct) as Arc<dyn Peers>;
+            let peers = Arc::clone(&direct) as Arc<dyn PoolPeers>;
             members.insert(name, Arc::new(EnsembleMembers::new(local, peers, times)));
         }
         Nodes { place, names, members }
@@ -88,6 +88,10 @@ impl Nodes {
         let opened = tokio::time::timeout(Duration::from_secs(20), opened);
         opened.await.expect("the opening does not end").unwrap()
     }
+}
+
+impl PoolPeers for Direct {
+    fn reach(&self, _configuration: &Configuration) {}
 }
 
 async fn write(open: &OpenPool, at: u64, text: &'static [u8; 512]) -> Result<()> {

@@ -1,0 +1,409 @@
+//! The role of this node in its pool: a member that stores the log, or the owner that serves it, and
+//! the decision when a member takes the pool over.
+//!
+//! Invariants:
+//! - Only the manifest chain decides who owns the pool. A member that takes it over by mistake costs a
+//!   pause, and no data.
+//! - A member takes over because of silence only if no other member that it reaches hears an owner, so
+//!   that a node which has lost one connection does not take the pool from a healthy owner.
+//! - The directory is locked in every role.
+
+mod admin;
+mod members;
+mod messages;
+
+pub(crate) use admin::MemberAdmin;
+pub(crate) use members::{add_member, members_of, remove_member};
+
+use crate::adapters::log_members::EnsembleMembers;
+use async_trait::async_trait;
+use block::env::{Clock, SystemClock};
+use block::{Error, ErrorKind, Result};
+use cluster::{Cluster, Connection, Handler, NodeId, Service};
+use config::Config;
+use control::keys::KeyRing;
+use control::manifest::{self, Changed, Configuration, Degraded, Manifest, Member, NodeDir};
+use control::store::{Store, StoreOptions};
+use engine::config::PoolConfig;
+use engine::open_pool::OpenPool;
+use engine::opening::{self, Opening};
+use ensemble::{ClusterPeers, LocalMember, MemberService, OwnedOptions};
+use messages::{Answer, Question, Role};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+/// Silence of an owner after which the first stand-in takes over. Chosen by hand: five heartbeats.
+const DETECTION: Duration = Duration::from_secs(1);
+/// Time by which each further stand-in waits longer. Chosen by hand: a take-over announces itself to
+/// the other members within it.
+const RANK_STEP: Duration = Duration::from_millis(500);
+/// Pause between two looks at the silence. Chosen by hand.
+const LOOK_PAUSE: Duration = Duration::from_millis(50);
+/// Longest wait for the roles of other members. Chosen by hand: an owner that hangs is no owner.
+const ROLE_MAX: Duration = Duration::from_millis(500);
+/// Pause before the store is asked for the outcome of a change again. Chosen by hand.
+const OUTCOME_PAUSE: Duration = Duration::from_secs(1);
+
+/// The node and its part in the pool.
+pub(crate) struct Roles {
+    pool: PoolConfig,
+    cluster: Cluster,
+    service: Arc<MemberService>,
+    member: Mutex<Option<Arc<EnsembleMembers>>>,
+    /// The directory while this node does not own the pool.
+    dir: Mutex<Option<NodeDir>>,
+    /// Notified when the node is to take the pool over.
+    asked: Notify,
+    /// Held while the members change.
+    changes: tokio::sync::Mutex<()>,
+}
+
+impl Roles {
+    /// Registers the node's services, and starts the member that the directory has.
+    pub(crate) async fn start(config: &Config, cluster: Cluster) -> Result<Arc<Roles>> {
+        let dir = NodeDir::open(config.dir())?;
+        let pool = dir.pool();
+        let roles = Arc::new(Roles {
+            pool: config.pool(),
+            service: MemberService::register(&cluster),
+            cluster,
+            member: Mutex::new(None),
+            dir: Mutex::new(Some(dir)),
+            asked: Notify::new(),
+            changes: tokio::sync::Mutex::default(),
+        });
+        if let Some(pool) = pool {
+            roles.start_member(pool).await?;
+        }
+        let answers = Answers(Arc::downgrade(&roles));
+        roles.cluster.register(Service::Pool, Arc::new(answers));
+        Ok(roles)
+    }
+
+    /// The node in its cluster.
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The member of the log on this node.
+    pub(crate) fn member(&self) -> Option<Arc<EnsembleMembers>> {
+        self.member.lock().clone()
+    }
+
+    /// Returns the settings for opening the pool.
+    pub(crate) fn pool_config(&self) -> PoolConfig {
+        let members = self.member().map(|members| members as _);
+        PoolConfig { log_members: members, ..self.pool.clone() }
+    }
+
+    /// Releases the directory for an owner, and back.
+    pub(crate) fn leave_dir(&self) {
+        *self.dir.lock() = None;
+    }
+
+    /// Locks the directory again.
+    pub(crate) fn lock_dir(&self) -> Result<()> {
+        let mut dir = self.dir.lock();
+        if dir.is_none() {
+            *dir = Some(NodeDir::open(&self.pool.dir)?);
+        }
+        Ok(())
+    }
+
+    /// Lets this node take the pool over.
+    pub(crate) fn take_over(&self) -> Result<()> {
+        if self.member().is_none() {
+            let what = "take the pool over: this node is no member of its log; `spindle pool members add` on the owner \
+                        makes it one";
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        self.asked.notify_one();
+        Ok(())
+    }
+
+    async fn manifest(&self) -> Result<Option<Manifest>> {
+        let store = Store::open(&self.pool.store_url, &StoreOptions::default())?;
+        let keys = match KeyRing::open(&store, &self.pool.keys).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            keys => keys?,
+        };
+        manifest::read(&store, &keys.newest().key).await
+    }
+
+    /// Starts the member in the directory, if it has one.
+    async fn start_member(&self, pool: Uuid) -> Result<()> {
+        let log_dir = self.pool.dir.join("log");
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let options = EnsembleMembers::local_options(&log_dir, pool, self.pool.log, clock);
+        if LocalMember::find(&options)?.is_none() {
+            return Ok(());
+        }
+        let started = tokio::task::spawn_blocking(move || LocalMember::start(options)).await;
+        let local =
+            started.map_err(|e| Error::with_source(ErrorKind::Io, "start a member", e))??;
+        self.service.insert(pool, local.clone());
+        let peers = Arc::new(ClusterPeers::new(self.cluster.clone(), pool, Default::default()));
+        let members = EnsembleMembers::new(local, peers, OwnedOptions::default());
+        *self.member.lock() = Some(Arc::new(members));
+        Ok(())
+    }
+
+    /// Makes this node a member of the log of a pool, unless it is one.
+    async fn join(&self, pool: Uuid, name: &str) -> Result<Uuid> {
+        if name != self.pool.name {
+            let what =
+                format!("join pool {name}: this node is configured for pool {}", self.pool.name);
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        let id = {
+            let dir = self.dir.lock();
+            let Some(dir) = &*dir else {
+                let what = format!("join pool {name}: this node owns it");
+                return Err(Error::new(ErrorKind::Busy, what));
+            };
+            dir.join(pool)?;
+            dir.node_id()
+        };
+        if self.member().is_none() {
+            self.make_member(pool, id)?;
+            self.start_member(pool).await?;
+        }
+        Ok(id)
+    }
+
+    fn make_member(&self, pool: Uuid, id: Uuid) -> Result<()> {
+        let log_dir = self.pool.dir.join("log");
+        std::fs::create_dir_all(&log_dir).map_err(|error| {
+            Error::with_source(ErrorKind::Io, format!("make {}", log_dir.display()), error)
+        })?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let options = EnsembleMembers::local_options(&log_dir, pool, self.pool.log, clock);
+        match LocalMember::find(&options)? {
+            Some(_) => Ok(()),
+            None => LocalMember::create(&options, id),
+        }
+    }
+
+    /// Prepares the start of the node. Returns whether it opens the pool at once: it is new, or this
+    /// node was its last owner or is its only member.
+    pub(crate) async fn prepare(&self) -> Result<bool> {
+        let me = self.dir.lock().as_ref().map(NodeDir::node_id);
+        let manifest = match self.manifest().await {
+            Ok(manifest) => manifest,
+            // The member is needed all the same.
+            Err(error) if self.member().is_some() => {
+                tracing::warn!(error = %error.chain(), "could not read who owns the pool");
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        };
+        let Some(manifest) = manifest else { return self.found_log().await.map(|()| true) };
+        let was_ours = me == Some(manifest.owner.node_id);
+        let Some(configuration) = &manifest.configuration else {
+            return match was_ours || manifest.is_released {
+                true => self.found_log().await.map(|()| true),
+                false => Ok(false),
+            };
+        };
+        let Some(member) = self.member() else {
+            if me.is_some_and(|me| configuration.member(me).is_some()) {
+                tracing::error!(
+                    "this node is a member of the pool's log, and its directory has no log: it does not take part. \
+                     Remove the node from the pool and add it again"
+                );
+            }
+            return Ok(false);
+        };
+        let is_only =
+            configuration.members.len() == 1 && configuration.member(member.id()).is_some();
+        Ok(was_ours || is_only)
+    }
+
+    /// Makes the log of a pool without members one with this node as its only member.
+    async fn found_log(&self) -> Result<()> {
+        self.leave_dir();
+        let open = opening::open(&self.pool, Opening::OrNew).await?;
+        let founded = self.found_log_of(&open).await;
+        let pool = open.ownership.manifest().pool;
+        let closed = open.close().await;
+        self.lock_dir()?;
+        founded.and(closed)?;
+        self.start_member(pool).await
+    }
+
+    async fn found_log_of(&self, open: &OpenPool) -> Result<()> {
+        let (pool, id) = (open.ownership.manifest().pool, open.node.node_id());
+        // Before the link: a node that is named as a member has one.
+        self.make_member(pool, id)?;
+        let members = vec![self.member_of(self.cluster.node_id(), id)?];
+        let next = Configuration { members, quorum: 1, degraded: Degraded::default() };
+        record(open, &next).await.map(drop)
+    }
+
+    /// Returns the entry of a configuration for the member `id` on a node.
+    fn member_of(&self, node: NodeId, id: Uuid) -> Result<Member> {
+        let nodes = self.cluster.nodes();
+        let found = nodes.into_iter().find(|known| known.id == node).ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, format!("node {node} is not in the cluster"))
+        })?;
+        Ok(Member { id, node: node.0, node_name: found.name })
+    }
+
+    /// Resolves when this node is to take the pool over: it was asked to, or the owner is silent and it
+    /// is this node's turn.
+    pub(crate) async fn turn(&self) {
+        loop {
+            tokio::select! {
+                () = self.asked.notified() => return,
+                () = tokio::time::sleep(LOOK_PAUSE) => {}
+            }
+            let Some(member) = self.member() else { continue };
+            let Some(silence) = member.local().silence().await else { continue };
+            if silence < DETECTION {
+                continue;
+            }
+            match self.may_take_over(&member, silence).await {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(
+                        error = %error.chain(),
+                        "the owner of the pool is silent, and this node could not read who owns it"
+                    );
+                    tokio::time::sleep(DETECTION).await;
+                }
+            }
+        }
+    }
+
+    async fn may_take_over(&self, member: &EnsembleMembers, silence: Duration) -> Result<bool> {
+        let Some(manifest) = self.manifest().await? else { return Ok(false) };
+        let Some(configuration) = &manifest.configuration else { return Ok(false) };
+        let Some(rank) = rank(configuration, manifest.owner.node_id, member.id()) else {
+            return Ok(false);
+        };
+        if silence < DETECTION + RANK_STEP * rank {
+            return Ok(false);
+        }
+        let mut asking = JoinSet::new();
+        for other in configuration.members.iter().filter(|other| other.id != member.id()) {
+            let (cluster, node) = (self.cluster.clone(), NodeId(other.node));
+            let question = Question::Role { pool: manifest.pool };
+            asking.spawn(async move {
+                tokio::time::timeout(ROLE_MAX, messages::ask(&cluster, node, &question)).await
+            });
+        }
+        while let Some(asked) = asking.join_next().await {
+            let Ok(Ok(Ok(Answer::Role(role)))) = asked else { continue };
+            let hears_owner = match role {
+                Role::Owner {} => true,
+                Role::Member { silence_ms } => Duration::from_millis(silence_ms) < DETECTION,
+                Role::None {} => false,
+            };
+            if hears_owner {
+                return Ok(false);
+            }
+        }
+        tracing::warn!(
+            owner = %manifest.owner.host,
+            silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX),
+            "the owner of the pool is silent; this node takes the pool over"
+        );
+        Ok(true)
+    }
+
+    async fn role(&self, pool: Uuid) -> Role {
+        if self.dir.lock().is_none() {
+            return Role::Owner {};
+        }
+        let member = self.member().filter(|member| member.local().pool() == pool);
+        match member {
+            Some(member) => match member.local().silence().await {
+                Some(silence) => Role::Member {
+                    silence_ms: u64::try_from(silence.as_millis()).unwrap_or(u64::MAX),
+                },
+                None => Role::None {},
+            },
+            None => Role::None {},
+        }
+    }
+}
+
+/// Returns the place of a member among the stand-ins of the owner; `None` if it is no member.
+fn rank(configuration: &Configuration, owner: Uuid, me: Uuid) -> Option<u32> {
+    let mut ids: Vec<Uuid> = configuration.members.iter().map(|member| member.id).collect();
+    ids.sort_unstable();
+    let first = ids.iter().position(|id| *id > owner).unwrap_or(0);
+    ids.rotate_left(first);
+    ids.retain(|id| *id != owner || owner == me);
+    ids.iter().position(|id| *id == me).and_then(|rank| u32::try_from(rank).ok())
+}
+
+/// Creates the link with a configuration, and waits as long as its outcome is unknown.
+async fn record(open: &OpenPool, next: &Configuration) -> Result<u64> {
+    loop {
+        match open.ownership.change_configuration(&open.node, next).await? {
+            Changed::Ours(number) => return Ok(number),
+            Changed::Fenced(error) => return Err(error),
+            Changed::Unknown(error) => {
+                tracing::warn!(
+                    error = %error.chain(),
+                    "could not learn whether the change of the log's members was recorded; asking again"
+                );
+                tokio::time::sleep(OUTCOME_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Answers other nodes.
+struct Answers(Weak<Roles>);
+
+#[async_trait]
+impl Handler for Answers {
+    fn check(&self, _peer: NodeId, _pool: Option<Uuid>) -> Result<()> {
+        Ok(())
+    }
+
+    async fn serve(&self, connection: Connection) {
+        let Some(roles) = self.0.upgrade() else { return };
+        let node = connection.peer();
+        let answered = messages::answer(connection, |question| async move {
+            match question {
+                Question::Join { pool, name } => {
+                    roles.join(pool, &name).await.map(|id| Answer::Member { id })
+                }
+                Question::Role { pool } => Ok(Answer::Role(roles.role(pool).await)),
+                Question::TakeOver { pool: _ } => roles.take_over().map(|()| Answer::Begun {}),
+            }
+        });
+        if let Err(error) = answered.await {
+            tracing::debug!(%node, error = %error.chain(), "could not answer a node");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stand_ins_follow_the_owner_in_turn() {
+        let ids = [3, 1, 2].map(Uuid::from_u128);
+        let member = |id| Member { id, node: id, node_name: "n".to_owned() };
+        let members = ids.map(member).into();
+        let configuration = Configuration { members, quorum: 2, degraded: Degraded::default() };
+        let ranks = |owner| {
+            [1, 2, 3].map(|id| rank(&configuration, Uuid::from_u128(owner), Uuid::from_u128(id)))
+        };
+        assert_eq!(ranks(1), [Some(2), Some(0), Some(1)]);
+        assert_eq!(ranks(2), [Some(1), Some(2), Some(0)]);
+        assert_eq!(ranks(3), [Some(0), Some(1), Some(2)]);
+        assert_eq!(ranks(9), [Some(0), Some(1), Some(2)]);
+        assert_eq!(rank(&configuration, Uuid::from_u128(1), Uuid::from_u128(9)), None);
+    }
+}

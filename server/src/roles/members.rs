@@ -1,0 +1,186 @@
+//! Adding and removing members of a pool's log, on the node that owns the pool.
+//!
+//! Invariants:
+//! - One change is made at a time, and none counts before the manifest chain has it.
+//! - A new member has everything that was acknowledged before it counts.
+
+use super::messages::{self, Answer, Question};
+use super::{Roles, record};
+use api::member::{MemberInfo, MembersInfo};
+use block::{Error, ErrorKind, Result};
+use cluster::Node;
+use control::manifest::{Configuration, Degraded, Member};
+use engine::open_pool::OpenPool;
+use ensemble::OwnedLog;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Pause between two looks at a member that is brought up. Chosen by hand.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
+/// Time without progress after which a member that is brought up is given up. Chosen by hand: it may
+/// have to be reset, and its machine to write a whole ring.
+const STALL_MAX: Duration = Duration::from_secs(60);
+
+fn configuration_of(open: &OpenPool) -> Result<Configuration> {
+    open.ownership.manifest().configuration.clone().ok_or_else(|| {
+        Error::new(ErrorKind::Invalid, "change the members: the pool's log has none")
+    })
+}
+
+async fn owned_by(roles: &Roles) -> Result<OwnedLog> {
+    let owned = match roles.member() {
+        Some(members) => members.local().owned().await,
+        None => None,
+    };
+    owned.ok_or_else(|| {
+        Error::new(ErrorKind::Unavailable, "change the members: this node does not own the pool")
+    })
+}
+
+fn node_named(roles: &Roles, name: &str) -> Result<Node> {
+    let nodes = roles.cluster().nodes();
+    let found = nodes.into_iter().find(|node| node.name == name || node.id.to_string() == name);
+    found.ok_or_else(|| {
+        let what = format!(
+            "find node {name}: the cluster has none of this name; `spindle node list` shows all"
+        );
+        Error::new(ErrorKind::NotFound, what)
+    })
+}
+
+/// Makes a node a member of the pool's log, and waits until it counts.
+pub(crate) async fn add_member(roles: &Roles, open: &OpenPool, name: &str) -> Result<String> {
+    let _one_at_a_time = roles.changes.lock().await;
+    let (owned, node) = (owned_by(roles).await?, node_named(roles, name)?);
+    let manifest = open.ownership.manifest();
+    let mut next = configuration_of(open)?;
+    if next.members.iter().any(|member| member.node == node.id.0) {
+        return Ok(format!("node {name} is a member of the pool's log already"));
+    }
+    let question = Question::Join { pool: manifest.pool, name: manifest.name.clone() };
+    let Answer::Member { id } = messages::ask(roles.cluster(), node.id, &question).await? else {
+        let what = format!("make node {name} a member: it gave another answer than was asked for");
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    };
+    next.members.push(Member { id, node: node.id.0, node_name: node.name.clone() });
+    next.quorum = next.members.len() / 2 + 1;
+    next.check(open.node.node_id())?;
+    if let Some(members) = roles.member() {
+        members.reach(&next);
+    }
+    owned.bring_up(id)?;
+    let changed = async {
+        bring_up(&owned, id, name).await?;
+        change(open, &owned, &next).await
+    };
+    if let Err(error) = changed.await {
+        owned.abort_change();
+        return Err(error);
+    }
+    let (count, quorum) = (next.members.len(), next.quorum);
+    Ok(format!(
+        "node {name} is a member of the pool's log: a write is acknowledged by {quorum} of {count} members"
+    ))
+}
+
+/// Removes a node from the members of the pool's log.
+pub(crate) async fn remove_member(roles: &Roles, open: &OpenPool, name: &str) -> Result<String> {
+    let _one_at_a_time = roles.changes.lock().await;
+    let owned = owned_by(roles).await?;
+    let mut next = configuration_of(open)?;
+    let before = next.members.len();
+    next.members.retain(|member| member.node_name != name && member.node.to_string() != name);
+    if next.members.len() == before {
+        let what = format!("remove node {name}: it is no member of the pool's log");
+        return Err(Error::new(ErrorKind::NotFound, what));
+    }
+    if next.member(open.node.node_id()).is_none() {
+        let what = format!(
+            "remove node {name}: it owns the pool; let another member take it over first, with `spindle pool take-over` \
+             on that node"
+        );
+        return Err(Error::new(ErrorKind::Invalid, what));
+    }
+    next.quorum = next.members.len() / 2 + 1;
+    change(open, &owned, &next).await?;
+    let (count, quorum) = (next.members.len(), next.quorum);
+    Ok(format!(
+        "node {name} is no member of the pool's log any more: a write is acknowledged by {quorum} of {count} members"
+    ))
+}
+
+/// Waits until a member has everything that was acknowledged.
+async fn bring_up(owned: &OwnedLog, id: uuid::Uuid, name: &str) -> Result<()> {
+    let (mut best, mut progressed_at) = (0, Instant::now());
+    loop {
+        let Some(up) = owned.catch_up(id) else {
+            let what = format!("bring node {name} up: the change was given up");
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        };
+        if up.written > 0 && up.written >= up.acknowledged {
+            return Ok(());
+        }
+        if up.written > best {
+            (best, progressed_at) = (up.written, Instant::now());
+        }
+        if progressed_at.elapsed() > STALL_MAX {
+            let status = owned.statuses().remove(&id).unwrap_or_default();
+            let cause = status.error.unwrap_or_else(|| "it does not answer".to_owned());
+            let what = format!("bring node {name} up: {cause}");
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// Changes the configuration to `next`, whose new member was brought up.
+async fn change(open: &OpenPool, owned: &OwnedLog, next: &Configuration) -> Result<()> {
+    let number = open.ownership.manifest().number + 1;
+    let begun_at = Instant::now();
+    let held = crate::adapters::log_members::configuration_of(number, next);
+    while !owned.begin_change(held.clone())? {
+        if begun_at.elapsed() > STALL_MAX {
+            let what = "change the members: too few of the new members have the log; look at `spindle pool members list`";
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+    // From here on the change cannot be given up: its link may exist.
+    match record(open, next).await {
+        Ok(number) => {
+            owned.end_change(number);
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the members of the pool's log, as its owner knows them.
+pub(crate) async fn members_of(roles: &Roles, open: &OpenPool) -> Result<MembersInfo> {
+    let (owned, configuration) = (owned_by(roles).await?, configuration_of(open)?);
+    let statuses = owned.statuses();
+    let acknowledged = owned.acknowledged();
+    let info = |member: &Member| {
+        let status = statuses.get(&member.id).cloned();
+        let is_owner = member.id == open.node.node_id();
+        MemberInfo {
+            node: member.node_name.clone(),
+            id: member.id.to_string(),
+            is_owner,
+            is_connected: is_owner || status.as_ref().is_some_and(|status| status.is_connected),
+            error: status.as_ref().and_then(|status| status.error.clone()),
+            behind: status.as_ref().map_or(0, |status| acknowledged.saturating_sub(status.written)),
+            sent_bytes: status.as_ref().map_or(0, |status| status.sent_bytes),
+        }
+    };
+    Ok(MembersInfo {
+        members: configuration.members.iter().map(info).collect(),
+        quorum: configuration.quorum as u64,
+        degraded: match configuration.degraded {
+            Degraded::Block => "block",
+            Degraded::Solo => "solo",
+            Degraded::Store => "store",
+        }
+        .to_owned(),
+    })
+}

@@ -1,0 +1,145 @@
+//! Questions and orders about the roles of nodes in a pool, over the service `pool` of the cluster.
+//! The bytes are described in docs/format-peer.md, "Pool".
+//!
+//! Invariants:
+//! - A connection carries one question and one reply.
+//! - A node answers at once or refuses; nothing waits for a disk but the order to become a member.
+
+use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use cluster::{Cluster, Connection, NodeId, Service};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+/// Kind of the frame of a question or an order.
+const QUESTION: u8 = 1;
+/// Kind of the frame of a reply.
+const REPLY: u8 = 2;
+/// Longest time for an exchange. Chosen by hand: a member's first start makes files.
+const EXCHANGE_MAX: Duration = Duration::from_secs(20);
+
+/// What one node asks another about a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Question {
+    /// Makes the node a member of the log of this pool, unless it is one.
+    Join {
+        /// The pool.
+        pool: Uuid,
+        /// Its name.
+        name: String,
+    },
+    /// Asks for the node's role.
+    Role {
+        /// The pool.
+        pool: Uuid,
+    },
+    /// Lets the node take the pool over.
+    TakeOver {
+        /// The pool.
+        pool: Uuid,
+    },
+}
+
+/// The reply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Answer {
+    /// The node is a member, with this identity.
+    Member {
+        /// The identity.
+        id: Uuid,
+    },
+    /// The node's role.
+    Role(Role),
+    /// The order is carried out in the background.
+    Begun {},
+    /// The node refuses.
+    Refused {
+        /// The reason.
+        text: String,
+    },
+}
+
+/// The role of a node in a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Role {
+    /// It owns the pool, or takes it over.
+    Owner {},
+    /// It stores the log.
+    Member {
+        /// Milliseconds since it heard of an owner.
+        silence_ms: u64,
+    },
+    /// It does not have the pool, or its member has failed.
+    None {},
+}
+
+/// Asks a node. Gives up after some seconds.
+pub(crate) async fn ask(cluster: &Cluster, node: NodeId, question: &Question) -> Result<Answer> {
+    let exchange = async {
+        let connection = cluster.connect(node, Service::Pool, None).await?;
+        let name = connection.peer_name().to_owned();
+        let (mut reader, mut writer) = connection.into_frames();
+        writer.write(QUESTION, 0, &[encode(question)?]).await?;
+        let frame = reader.read().await?;
+        match frame.filter(|frame| frame.kind == REPLY) {
+            Some(frame) => match decode(&frame.payload)? {
+                Answer::Refused { text } => {
+                    let what = format!("ask node {name}: {text}");
+                    Err(Error::new(ErrorKind::Denied, what))
+                }
+                answer => Ok(answer),
+            },
+            None => {
+                let what = format!("ask node {name}: it ended the connection");
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        }
+    };
+    timeout(EXCHANGE_MAX, exchange).await.unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Unavailable, "ask a node: it does not answer"))
+    })
+}
+
+/// Answers the question of a connection.
+pub(crate) async fn answer<F>(
+    connection: Connection,
+    reply: impl FnOnce(Question) -> F,
+) -> Result<()>
+where
+    F: Future<Output = Result<Answer>>,
+{
+    let exchange = async {
+        let (mut reader, mut writer) = connection.into_frames();
+        let Some(frame) = reader.read().await?.filter(|frame| frame.kind == QUESTION) else {
+            return Ok(());
+        };
+        let answer = match decode(&frame.payload) {
+            Ok(question) => reply(question).await,
+            Err(error) => Err(error),
+        };
+        let answer = answer.unwrap_or_else(|error| Answer::Refused { text: error.chain() });
+        writer.write(REPLY, 0, &[encode(&answer)?]).await?;
+        writer.close().await
+    };
+    timeout(EXCHANGE_MAX, exchange).await.unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Unavailable, "answer a node: it does not read"))
+    })
+}
+
+fn encode(message: &impl Serialize) -> Result<Bytes> {
+    let encoded = serde_json::to_vec(message);
+    encoded
+        .map(Bytes::from)
+        .map_err(|error| Error::with_source(ErrorKind::Invalid, "encode a message", error))
+}
+
+fn decode<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> Result<T> {
+    serde_json::from_slice(payload).map_err(|error| {
+        Error::with_source(ErrorKind::Unsupported, "read a message of another node", error)
+    })
+}
