@@ -22,6 +22,7 @@ mod devices_many;
 mod devices_moments;
 mod devices_remote;
 mod devices_units;
+mod fail_over;
 mod failed_log;
 mod filesystem;
 mod guest;

@@ -142,7 +142,8 @@ impl Minio {
 }
 
 /// Returns an address that was free a moment ago.
-pub(crate) fn free_address() -> String {
+#[must_use]
+pub fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("a bound socket has an address").to_string()
 }

@@ -8,6 +8,7 @@ use api::copy::{CopyInfo, RecoveryPointInfo};
 use api::demo::{DemoInfo, LatencyInfo};
 use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver, RemoteDeviceInfo};
 use api::key::{KeySlotInfo, Secret, SlotKind};
+use api::member::{MemberInfo, MembersInfo};
 use api::pool::{FsckInfo, PoolPurged, PoolRemoved, PoolRestored};
 use api::restore::{PoolFromCopy, RestoreInfo};
 use api::scrub::{BadSegmentInfo, ScrubInfo};
@@ -575,12 +576,61 @@ pub(super) fn about_pools() -> Cases {
                 case("spindle fsck --copy s3://far/copy --env-prefix DR_", &fine, print::fsck),
             ],
         ),
+        (
+            "pool-members-list",
+            vec![
+                reply("spindle pool members list", Reply::Members(members())),
+                reply("spindle pool members list", Reply::Members(alone())),
+            ],
+        ),
+        (
+            "pool-members-add",
+            vec![done(
+                "spindle pool members add c",
+                "node c is a member of the pool's log: a write is acknowledged by 2 of 3 members",
+            )],
+        ),
+        (
+            "pool-members-remove",
+            vec![done(
+                "spindle pool members remove c",
+                "node c is no member of the pool's log any more: a write is acknowledged by 2 of 2 members",
+            )],
+        ),
+        ("pool-take-over", vec![done("spindle pool take-over", "this node takes the pool over")]),
         ("pool-rm", vec![case("spindle pool rm", &gone, print::pool_removed)]),
         ("pool-restore", vec![case("spindle pool restore", &back, print::pool_restored)]),
         ("pool-purge", vec![case("spindle pool purge --now", &purged, purged_text)]),
         ("key-backup", vec![reply("spindle key backup --replace", recovery)]),
         ("key-rotate", vec![reply("spindle key rotate --new-passphrase-env P", rotated)]),
     ]
+}
+
+fn members() -> MembersInfo {
+    let member = |node: &str, number: u32| MemberInfo {
+        node: node.to_owned(),
+        id: format!("{number:08}-3333-4444-5555-666677778888"),
+        is_owner: false,
+        is_connected: true,
+        error: None,
+        behind: 0,
+        sent_bytes: 3 << 30,
+    };
+    let owner = MemberInfo { is_owner: true, sent_bytes: 0, ..member("a", 1) };
+    let lost = MemberInfo {
+        is_connected: false,
+        error: Some("connect to node c: connection refused".to_owned()),
+        behind: 120,
+        ..member("c", 3)
+    };
+    let members = vec![owner, member("b", 2), lost];
+    MembersInfo { members, quorum: 2, degraded: "block".to_owned() }
+}
+
+fn alone() -> MembersInfo {
+    let mut alone = members();
+    alone.members.truncate(1);
+    MembersInfo { quorum: 1, ..alone }
 }
 
 pub(super) fn about_devices() -> Cases {
