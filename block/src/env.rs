@@ -192,6 +192,17 @@ pub fn boot_id() -> Uuid {
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("spindle {}", known.trim()).as_bytes())
 }
 
+/// Identifies the page cache of a mounted file system, which lives as long as this boot of the kernel
+/// and this mount. `mount` is the number of the mount in this boot. Without one, each call returns
+/// another identity: nothing proves then that the file system stayed mounted.
+#[must_use]
+pub fn page_cache_id(mount: Option<u64>) -> Uuid {
+    match mount {
+        Some(mount) => Uuid::new_v5(&boot_id(), &mount.to_le_bytes()),
+        None => random_uuid(),
+    }
+}
+
 /// Alignment of every file offset, length and memory address of a [`Disk`] write, in bytes. Source:
 /// the page size; O_DIRECT requires the logical block size, 512 or 4096.
 pub const IO_ALIGN_BYTES: usize = 4096;
@@ -357,6 +368,13 @@ mod tests {
         assert_eq!(clock.now() - now, Duration::from_millis(1500));
         assert_eq!(clock.wall(), wall + Duration::from_millis(1500));
         assert!(clock.now().checked_sub(Duration::from_secs(3600)).is_some(), "it has a past");
+    }
+
+    #[test]
+    fn page_cache_lives_as_long_as_a_known_mount() {
+        assert_eq!(page_cache_id(Some(7)), page_cache_id(Some(7)));
+        assert_ne!(page_cache_id(Some(7)), page_cache_id(Some(8)));
+        assert_ne!(page_cache_id(None), page_cache_id(None));
     }
 
     #[test]

@@ -47,8 +47,14 @@ fn take_request(request: Request) {
         synced: 0x1210,
         lease: 0,
     };
-    let found =
-        Found { document, log: log(), damaged: None, noted: None, boot: Uuid::from_u128(1) };
+    let found = Found {
+        document,
+        log: log(),
+        damaged: None,
+        noted: None,
+        page_cache: Uuid::from_u128(1),
+        has_failed: false,
+    };
     let (mut follower, _) = Follower::start(found, 1000);
     for now in [1000, u64::MAX] {
         let epoch = request.epoch();

@@ -39,6 +39,7 @@ mod spill;
 mod throttle;
 
 pub use disk::failure::is_log_failure;
+pub use disk::mounted::mounted;
 pub use disk::unreadable::is_unreadable;
 pub use format::VERSION as LOG_FORMAT_VERSION;
 pub use format::entry::{EntryKind, RECORD_BYTES_MAX};

@@ -21,8 +21,9 @@ use uuid::Uuid;
 /// The small document that a member keeps beside its log, on stable storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Document {
-    /// Boot id of the kernel under which the member last ran.
-    pub boot: Uuid,
+    /// Identity of the page cache in which the member last ran: of the boot of its kernel and of the
+    /// mounted file system of its log.
+    pub page_cache: Uuid,
     /// Number of times that the member has started or has lost a part of its log.
     pub run: u64,
     /// The highest epoch that it has promised.
@@ -87,12 +88,15 @@ pub struct Found {
     /// Sequence of the first batch whose bytes are not whole, if the log does not end in free space.
     /// `log` may have it, and batches behind it.
     pub damaged: Option<u64>,
-    /// Every batch that the member has answered for since the kernel started is at or below this
-    /// sequence: the member notes its newest batch, where the note survives the process, after a write
-    /// and before the answer. `None` without a note of this boot.
+    /// Every batch that the member has answered for in this page cache is at or below this sequence:
+    /// the member notes its newest batch, where the note survives the process, after a write and before
+    /// the answer. `None` without a note of this page cache.
     pub noted: Option<u64>,
-    /// Boot id of the running kernel.
-    pub boot: Uuid,
+    /// Identity of the present page cache.
+    pub page_cache: Uuid,
+    /// A write or sync of the owner that last ran on this log has failed, and no later owner has sent
+    /// a batch since.
+    pub has_failed: bool,
 }
 
 impl Follower {
@@ -108,25 +112,26 @@ impl Follower {
         now: u64,
         seeded_bugs: SeededBugs,
     ) -> (Follower, Vec<Effect>) {
-        let Found { document: stored, mut log, damaged, noted, boot } = found;
+        let Found { document: stored, mut log, damaged, noted, page_cache, has_failed } = found;
         let damaged = damaged.filter(|_| !seeded_bugs.damage_skipped);
         if let Some(damaged) = damaged {
             log.cut(damaged.saturating_sub(1));
         }
         let tail = log.tail().sequence;
-        let is_same_boot = boot == stored.boot;
-        // Under one kernel a write that was answered is whole, and one that was not may be torn, because
-        // the process was killed. After another one any may be torn.
+        // A member that never ran has answered for nothing.
+        let is_same_cache = page_cache == stored.page_cache || stored.run == 0;
+        // In one page cache a write that was answered is whole, and one that was not may be torn, because
+        // the process was killed. In another one any may be torn.
         let is_short = noted.map_or(damaged.is_some(), |noted| tail < noted);
-        let is_lost = tail < stored.synced || is_same_boot && is_short;
+        let is_lost = tail < stored.synced || is_same_cache && is_short;
         let proof = if is_lost && !seeded_bugs.damage_unseen {
             Proof::Nothing
-        } else if is_same_boot || seeded_bugs.amnesiac_votes {
+        } else if is_same_cache && !has_failed || seeded_bugs.amnesiac_votes {
             stored.proof
         } else {
             stored.proof.min(Proof::Synced)
         };
-        let document = Document { boot, run: stored.run + 1, proof, synced: tail, ..stored };
+        let document = Document { page_cache, run: stored.run + 1, proof, synced: tail, ..stored };
         // The member has forgotten when the last append came.
         let held_until = match seeded_bugs.lease_forgotten {
             true => now,
@@ -138,6 +143,16 @@ impl Follower {
         let mut effects = vec![Effect::Sync, Effect::Store(document)];
         effects.extend(damaged.map(|_| Effect::Cut(tail)));
         (follower, effects)
+    }
+
+    /// Returns the document to store in place of `stored` after a write or sync of the log or the note
+    /// has failed: the kernel may drop what it could not write, now or later, while the page cache, the
+    /// note and every later sync seem to be in order. What an earlier sync has covered is there. The
+    /// member ends, and answers nothing more.
+    #[must_use]
+    pub fn on_failure(&self, stored: Document) -> Document {
+        let proof = stored.proof.min(self.document.proof).min(Proof::Synced);
+        if self.seeded_bugs.failure_not_stored { stored } else { Document { proof, ..stored } }
     }
 
     /// Notes in the document how far the log is synced; a few times a second. A log that later ends

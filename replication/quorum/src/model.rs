@@ -78,6 +78,8 @@ const FORGETFUL: Bounds = Bounds {
     losses: 0,
     ..Bounds::NONE
 };
+/// A member whose disk fails while the owner lives.
+const FAILURE: Bounds = Bounds { take_overs: 2, failures: 1, writes: 1, ..QUIET };
 /// One member that reboots while the owner lives, and then loses the owner.
 const AMNESIA: Bounds = Bounds { take_overs: 1, reboots: 1, repeats: 1, ..Bounds::NONE };
 
@@ -122,6 +124,7 @@ const WORLDS: &[(&str, Bounds)] = &[
     ("changes", CHANGES),
     ("leases", LEASES),
     ("amnesia", AMNESIA),
+    ("failure", FAILURE),
     ("power, undisturbed", undisturbed(POWER)),
     ("changes, undisturbed", undisturbed(CHANGES)),
     ("amnesia, undisturbed", undisturbed(AMNESIA)),
@@ -204,6 +207,7 @@ fn seeded_bugs_are_found() {
         ("reset-above-released", RESETS, of(|bugs| bugs.reset_above_released = true)),
         ("damage-skipped", DAMAGE, of(|bugs| bugs.damage_skipped = true)),
         ("damage-unseen", DAMAGE, of(|bugs| bugs.damage_unseen = true)),
+        ("failure-not-stored", FAILURE, of(|bugs| bugs.failure_not_stored = true)),
         ("note-forgotten", DAMAGE, of(|bugs| bugs.note_forgotten = true)),
         (
             "alone-below-all",

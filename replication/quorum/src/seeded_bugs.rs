@@ -35,6 +35,8 @@ block::seeded_bugs! {
     note_forgotten: "note-forgotten",
     /// A member says that it lacks nothing although a part of its log was damaged.
     damage_unseen: "damage-unseen",
+    /// A member's document does not say that a write or sync of its log has failed.
+    failure_not_stored: "failure-not-stored",
     /// A member goes alone although a quorum without it may have acknowledged batches.
     alone_below_all: "alone-below-all",
     /// A member goes alone although its log may lack something.

@@ -6,10 +6,10 @@ use crate::owned::OwnersLog;
 use block::{Error, ErrorKind, Position, Result};
 use bytes::Bytes;
 use replication::{Batch, LogIndex};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uuid::Uuid;
-use wal::{FollowerFound, FollowerLog, LogOptions, WeakLog};
+use wal::{FollowerFound, FollowerLog, LogOptions, WeakLog, is_log_failure};
 
 impl MemberLog for FollowerLog {
     fn write(&mut self, batches: &[Batch]) -> Result<()> {
@@ -62,18 +62,37 @@ impl OwnersLog for WeakLog {
 }
 
 /// Returns the way to open the ring in `dir`, for [`LocalOptions`](crate::LocalOptions). A new ring gets
-/// the sizes of `options`.
+/// the sizes of `options`. `page_cache` returns the identity of the page cache of a directory: that of
+/// [`page_cache_of`], outside tests.
 #[must_use]
-pub fn open_ring(dir: PathBuf, pool: Uuid, options: LogOptions) -> Arc<OpenLog> {
+pub fn open_ring(
+    dir: PathBuf,
+    pool: Uuid,
+    options: LogOptions,
+    page_cache: fn(&Path) -> Uuid,
+) -> Arc<OpenLog> {
     Arc::new(move |synced| {
         let (mut log, found) = FollowerLog::open(&dir, pool.into_bytes(), options)?;
+        // The open files keep the file system mounted from here on.
+        let found = found_log(&found, page_cache(&dir));
         // What the page cache shows may be lost by a failed sync of an earlier process.
-        log.rewrite(synced)?;
-        Ok((Box::new(log), found_log(&found)))
+        match log.rewrite(synced) {
+            // The first sync fails with the same error, and the member's document then says so.
+            Err(error) if is_log_failure(&error) => {}
+            rewritten => rewritten?,
+        }
+        Ok((Box::new(log), found))
     })
 }
 
-fn found_log(found: &FollowerFound) -> FoundLog {
+/// Identifies the page cache that holds the files of `dir`: the boot of the kernel, and the mounted file
+/// system. If the kernel does not tell file systems apart, each call returns another identity.
+#[must_use]
+pub fn page_cache_of(dir: &Path) -> Uuid {
+    block::env::page_cache_id(wal::mounted(dir))
+}
+
+fn found_log(found: &FollowerFound, page_cache: Uuid) -> FoundLog {
     let mut index = LogIndex::new(found.before);
     let ends = found.epochs.iter().skip(1).map(|(_, first)| first - 1).chain([found.last]);
     for ((epoch, first), last) in found.epochs.iter().zip(ends) {
@@ -81,5 +100,6 @@ fn found_log(found: &FollowerFound) -> FoundLog {
             index.push(Position { epoch: *epoch, sequence });
         }
     }
-    FoundLog { index, damaged: found.is_end_damaged.then(|| found.last + 1) }
+    let damaged = found.is_end_damaged.then(|| found.last + 1);
+    FoundLog { index, damaged, page_cache, has_failed: found.has_failed }
 }

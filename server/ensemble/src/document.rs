@@ -4,7 +4,9 @@
 //! Invariants:
 //! - It is locked before it is read, until it is dropped, so that nobody stores an older version over a
 //!   newer one.
-//! - It is replaced whole and synced; a crash leaves the old or the new version.
+//! - It is replaced whole and synced; a crash leaves the old or the new version. Only a failure of the
+//!   log is written over it in place if it cannot be replaced, which takes no space and no change of a
+//!   directory: all bytes lie in one sector.
 //! - Damage is an error and no empty document: the promise in it may bind the member.
 
 use crate::seeded_bugs::seeded_bugs;
@@ -13,7 +15,7 @@ use block::units::{array_at, crc32c, u16_at, u32_at, u64_at};
 use block::{Epoch, Error, ErrorKind, Result};
 use replication::{Document, LEASE_NS_MAX, MemberId, Proof};
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uuid::Uuid;
@@ -36,13 +38,13 @@ const AT_VERSION: usize = 8; //   u16
 const AT_PROOF: usize = 10; //    u8: 0 nothing, 1 synced, 2 all; then 5 zero bytes
 const AT_POOL: usize = 16; //     [u8; 16]
 const AT_MEMBER: usize = 32; //   [u8; 16]
-const AT_BOOT: usize = 48; //     [u8; 16]
+const AT_CACHE: usize = 48; //    [u8; 16]
 const AT_RUN: usize = 64; //      u64
 const AT_PROMISED: usize = 72; // u64
 const AT_SYNCED: usize = 80; //   u64
 const AT_LEASE: usize = 88; //    u64, nanoseconds; then 12 zero bytes
 const AT_CRC: usize = 108; //     u32, CRC-32C of bytes 0..108
-const _: () = assert!(AT_CRC + 4 == BYTES);
+const _: () = assert!(AT_CRC + 4 == BYTES && BYTES <= 512);
 
 /// The contents of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +81,7 @@ pub(crate) fn encode(stored: &Stored) -> [u8; BYTES] {
     put(AT_PROOF, &[proof]);
     put(AT_POOL, pool.as_bytes());
     put(AT_MEMBER, member.as_bytes());
-    put(AT_BOOT, document.boot.as_bytes());
+    put(AT_CACHE, document.page_cache.as_bytes());
     put(AT_RUN, &document.run.to_le_bytes());
     put(AT_PROMISED, &document.promised.0.to_le_bytes());
     put(AT_SYNCED, &document.synced.to_le_bytes());
@@ -112,7 +114,7 @@ fn decode_known(bytes: &[u8]) -> Option<std::result::Result<Stored, DocumentErro
         _ => return None,
     };
     let document = Document {
-        boot: uuid(AT_BOOT)?,
+        page_cache: uuid(AT_CACHE)?,
         run: u64_at(bytes, AT_RUN)?,
         promised: Epoch(u64_at(bytes, AT_PROMISED)?),
         proof,
@@ -191,20 +193,15 @@ impl DocumentFile {
     ///
     /// # Errors
     /// `Busy` if the directory has a member already; `Io`.
-    pub(crate) fn create(
-        dir: &Path,
-        pool: Uuid,
-        member: MemberId,
-        boot: Uuid,
-    ) -> Result<DocumentFile> {
+    pub(crate) fn create(dir: &Path, pool: Uuid, member: MemberId) -> Result<DocumentFile> {
         let path = dir.join(FILE);
         let lock = lock(dir)?;
         if path.exists() {
             let what = format!("make a member of the write log: {} exists", path.display());
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        let (promised, proof) = (Epoch(0), Proof::All);
-        let document = Document { boot, run: 0, promised, proof, synced: 0, lease: 0 };
+        let (page_cache, promised, proof) = (Uuid::nil(), Epoch(0), Proof::All);
+        let document = Document { page_cache, run: 0, promised, proof, synced: 0, lease: 0 };
         let mut file =
             DocumentFile { path, _lock: lock, stored: Stored { pool, member, document } };
         file.store(document)?;
@@ -232,6 +229,24 @@ impl DocumentFile {
         self.stored = stored;
         Ok(())
     }
+
+    /// Stores the document of a member whose disk has failed: in place if the file cannot be replaced,
+    /// as on a full disk.
+    ///
+    /// # Errors
+    /// `Io`: neither was possible.
+    pub(crate) fn store_failure(&mut self, document: Document) -> Result<()> {
+        let Err(error) = self.store(document) else { return Ok(()) };
+        let stored = Stored { document, ..self.stored };
+        let write = || {
+            let file = OpenOptions::new().write(true).open(&self.path)?;
+            file.write_all_at(&encode(&stored), 0)?;
+            file.sync_all()
+        };
+        write().map_err(|_: std::io::Error| error)?;
+        self.stored = stored;
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -243,7 +258,7 @@ mod tests {
             pool: Uuid::from_bytes(*b"pool-pool-pool-p"),
             member: Uuid::from_bytes(*b"member-member-me"),
             document: Document {
-                boot: Uuid::from_bytes(*b"boot-boot-boot-b"),
+                page_cache: Uuid::from_bytes(*b"cache-cache-cach"),
                 run: 3,
                 promised: Epoch(7),
                 proof: Proof::Synced,
@@ -274,16 +289,31 @@ mod tests {
     }
 
     #[test]
+    fn failure_is_stored_without_a_change_of_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let Stored { pool, member, document } = stored();
+        let mut file = DocumentFile::create(dir.path(), pool, member).unwrap();
+        // In the way of a replacement.
+        std::fs::create_dir_all(dir.path().join("member.tmp/x")).unwrap();
+        assert_eq!(file.store(document).unwrap_err().kind(), ErrorKind::Io);
+        file.store_failure(document).unwrap();
+        let found = find(dir.path(), pool).unwrap();
+        assert_eq!(found, Some(stored()));
+        std::fs::remove_file(dir.path().join(FILE)).unwrap();
+        assert_eq!(file.store_failure(document).unwrap_err().kind(), ErrorKind::Io);
+    }
+
+    #[test]
     fn damaged_or_foreign_document_is_refused_and_kept() {
         let dir = tempfile::tempdir().unwrap();
         let Stored { pool, member, document } = stored();
         assert!(DocumentFile::open(dir.path(), pool).unwrap().is_none());
-        let mut file = DocumentFile::create(dir.path(), pool, member, document.boot).unwrap();
+        let mut file = DocumentFile::create(dir.path(), pool, member).unwrap();
         file.store(document).unwrap();
         let busy = DocumentFile::open(dir.path(), pool).unwrap_err();
         assert_eq!(busy.kind(), ErrorKind::Busy);
         drop(file);
-        assert!(DocumentFile::create(dir.path(), pool, member, document.boot).is_err());
+        assert!(DocumentFile::create(dir.path(), pool, member).is_err());
         let found = DocumentFile::open(dir.path(), pool).unwrap().unwrap();
         assert_eq!(found.stored, stored());
         drop(found);

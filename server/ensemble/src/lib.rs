@@ -32,7 +32,7 @@ mod window;
 
 pub use change::CatchUp;
 pub use cluster_peers::{ClusterPeers, MemberNodes};
-pub use disk_log::open_ring;
+pub use disk_log::{open_ring, page_cache_of};
 pub use local::{LocalMember, LocalOptions, OpenLog, OwnerRole};
 pub use member::{FoundLog, Member, MemberLog};
 pub use member_service::MemberService;

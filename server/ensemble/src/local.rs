@@ -34,8 +34,6 @@ pub struct LocalOptions {
     pub dir: PathBuf,
     /// The pool.
     pub pool: Uuid,
-    /// Identifies the boot of the kernel.
-    pub boot: Uuid,
     /// The clock of leases.
     pub clock: Arc<dyn Clock>,
     /// Opens the log in `dir`.
@@ -54,7 +52,7 @@ impl LocalMember {
     /// # Errors
     /// `Busy` if the directory has a member already; `Io`.
     pub fn create(options: &LocalOptions, id: MemberId) -> Result<()> {
-        DocumentFile::create(&options.dir, options.pool, id, options.boot).map(drop)
+        DocumentFile::create(&options.dir, options.pool, id).map(drop)
     }
 
     /// Returns the identity of the member in the directory; `None` if there is none.

@@ -3,11 +3,12 @@
 //! Invariants:
 //! - Effects are carried out in order, each completely, before the answer that follows them leaves.
 //! - An effect that fails ends the member: nothing is answered afterwards. Its next start finds what is
-//!   on disk.
+//!   on disk, and a document that says so if the disk may have lost something.
 //! - One thread has the log. Requests wait in a bounded queue. The thread waits for no connection.
 
 use crate::document::DocumentFile;
 use crate::note::Note;
+use crate::seeded_bugs::seeded_bugs;
 use block::env::Clock;
 use block::{Error, ErrorKind, Position, Result};
 use bytes::Bytes;
@@ -71,6 +72,11 @@ pub struct FoundLog {
     pub index: LogIndex,
     /// Sequence of the first batch whose bytes are not whole, if the log does not end in free space.
     pub damaged: Option<u64>,
+    /// Identity of the page cache that it was read from.
+    pub page_cache: Uuid,
+    /// A write or sync of the owner that last ran on the log has failed, and no later owner has sent a
+    /// batch since.
+    pub has_failed: bool,
 }
 
 enum Job {
@@ -153,8 +159,7 @@ struct Running<L> {
 }
 
 impl Member {
-    /// Starts the member of `file` on `log`. `boot` identifies the boot of the kernel. Blocks until the
-    /// log is synced and the start is stored.
+    /// Starts the member of `file` on `log`. Blocks until the log is synced and the start is stored.
     ///
     /// # Errors
     /// `Io`.
@@ -162,17 +167,21 @@ impl Member {
         (file, note): (DocumentFile, Note),
         log: L,
         found: FoundLog,
-        boot: Uuid,
         clock: Arc<dyn Clock>,
     ) -> Result<Member> {
         let id = file.stored.member;
         let (origin, appended_at) = (clock.now(), AtomicU64::new(0));
         let shared = Arc::new(Shared { clock, origin, appended_at });
-        let (FoundLog { index, damaged }, noted) = (found, note.noted());
-        let found = Found { document: file.stored.document, log: index, damaged, noted, boot };
+        let (FoundLog { index: log_index, damaged, page_cache, has_failed }, noted) =
+            (found, note.noted());
+        let document = file.stored.document;
+        let found = Found { document, log: log_index, damaged, noted, page_cache, has_failed };
         let (follower, effects) = Follower::start(found, shared.now());
         let mut running = Running { follower, log, file, note, shared: Arc::clone(&shared) };
-        running.carry_out(effects, None)?;
+        if let Err(error) = running.carry_out(effects, None) {
+            running.on_failure(&error);
+            return Err(error);
+        }
         let (jobs, queue) = mpsc::channel(QUEUE_MAX);
         let thread = std::thread::Builder::new()
             .name("spindle-member".into())
@@ -275,10 +284,28 @@ impl<L: MemberLog> Running<L> {
                     error = %error.chain(),
                     "the member of the write log on this node has failed and answers nothing more"
                 );
+                self.on_failure(&error);
                 return Err(error);
             }
         }
         Ok(Closed { index: self.follower.log().clone(), file: self.file })
+    }
+
+    /// Notes in the document that the member's files could not be written or synced.
+    fn on_failure(&mut self, error: &Error) {
+        // Others concern the batches, or the room for them.
+        let is_of_disk = error.kind() == ErrorKind::Io;
+        if !is_of_disk || seeded_bugs().failure_not_stored {
+            return;
+        }
+        let document = self.follower.on_failure(self.file.stored.document);
+        if let Err(error) = self.file.store_failure(document) {
+            tracing::error!(
+                error = %error.chain(),
+                "could not note that the member's files failed; unmount and mount the file system of the \
+                 log before the next start, which then takes what was not synced for lost"
+            );
+        }
     }
 
     fn on_request(&mut self, request: Request, answers: &mpsc::Sender<Answer>) -> Result<()> {

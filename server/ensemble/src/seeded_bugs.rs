@@ -13,6 +13,8 @@ block::seeded_bugs! {
     left_member_served: "left-member-served",
     /// A link stays when its member moves to another node.
     moved_member_kept: "moved-member-kept",
+    /// The document does not tell of a failed write or sync.
+    failure_not_stored: "member-failure-not-stored",
     /// The document of an owner that has opened does not prove its log.
     open_not_proven: "open-not-proven",
     /// Two members of one directory may run.

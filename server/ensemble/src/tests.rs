@@ -1,6 +1,7 @@
 //! Three nodes in one process, with a network that a test cuts. The logs of the members are in memory,
 //! and survive the end of a member as a disk does.
 
+mod failures;
 mod logs;
 mod measured;
 mod over_tls;
@@ -19,6 +20,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use replication::{Batch, Configuration, LogIndex, MemberId};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -166,6 +168,11 @@ struct Cluster {
 
 const POOL: Uuid = Uuid::from_u128(99);
 
+/// The identity of the page cache in all tests but those that replace it.
+fn page_cache(_dir: &Path) -> Uuid {
+    Uuid::from_u128(7)
+}
+
 fn options() -> OwnedOptions {
     OwnedOptions {
         lease: Duration::from_millis(150),
@@ -198,10 +205,14 @@ impl Cluster {
         LocalOptions {
             dir: self.dir.path().join(node.to_string()),
             pool: POOL,
-            boot: Uuid::from_u128(7),
             clock: Arc::new(SystemClock),
             open_log: Arc::new(move |_synced| {
-                let found = FoundLog { index: log.index(), damaged: None };
+                let found = FoundLog {
+                    index: log.index(),
+                    damaged: None,
+                    page_cache: Uuid::from_u128(7),
+                    has_failed: false,
+                };
                 Ok((Box::new(log.clone()), found))
             }),
         }

@@ -4,13 +4,14 @@
 //! - An owner's side of the log ends with its role.
 
 use async_trait::async_trait;
-use block::env::{Clock, boot_id};
+use block::env::Clock;
 use block::{Epoch, Result};
 use cluster::NodeId;
 use control::manifest::Configuration;
 use engine::log_members::{LogMembers, LogTaken, OwnerRole};
 use ensemble::{
     ClusterPeers, LocalMember, LocalOptions, OwnedLog, OwnedOptions, Peers, TakeOver, open_ring,
+    page_cache_of,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -88,8 +89,8 @@ impl EnsembleMembers {
         log: LogOptions,
         clock: Arc<dyn Clock>,
     ) -> LocalOptions {
-        let open_log = open_ring(dir.to_owned(), pool, log);
-        LocalOptions { dir: dir.to_owned(), pool, boot: boot_id(), clock, open_log }
+        let open_log = open_ring(dir.to_owned(), pool, log, page_cache_of);
+        LocalOptions { dir: dir.to_owned(), pool, clock, open_log }
     }
 }
 

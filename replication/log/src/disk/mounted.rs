@@ -34,8 +34,9 @@ const BTRFS_FS_INFO: u64 = 0x8400_941f;
 const BTRFS_INFO_BYTES: usize = 1024;
 const BTRFS_AT_FSID: usize = 16;
 
-/// Returns the number of the mounted file system that holds `dir`.
-pub(crate) fn mounted(dir: &Path) -> Option<u64> {
+/// Returns the number of the mounted file system that holds `dir`; `None` if the kernel gives none.
+#[must_use]
+pub fn mounted(dir: &Path) -> Option<u64> {
     let release = rustix::system::uname();
     if !is_new_enough(release.release().to_str().ok()?) {
         return None;

@@ -47,6 +47,9 @@ pub struct FollowerFound {
     /// Whether the log ends in bytes that are neither a batch nor free space: a torn or unreadable
     /// batch, or later batches without the one between. A log whose cut was interrupted ends so too.
     pub is_end_damaged: bool,
+    /// Whether this machine has recorded that a write or sync failed in the run that wrote the newest
+    /// batch: an owner on these files, whose log has ended so.
+    pub has_failed: bool,
     /// Places that the disk does not read.
     pub unreadable: Vec<UnreadablePlace>,
 }

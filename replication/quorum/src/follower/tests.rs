@@ -3,12 +3,18 @@
 use super::*;
 use bytes::Bytes;
 
-const BOOT: Uuid = Uuid::from_u128(1);
-const FRESH: Document =
-    Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0, lease: 0 };
+const CACHE: Uuid = Uuid::from_u128(1);
+const FRESH: Document = Document {
+    page_cache: CACHE,
+    run: 0,
+    promised: Epoch(0),
+    proof: Proof::All,
+    synced: 0,
+    lease: 0,
+};
 
 fn found(document: Document, log: LogIndex) -> Found {
-    Found { document, log, damaged: None, noted: None, boot: BOOT }
+    Found { document, log, damaged: None, noted: None, page_cache: CACHE, has_failed: false }
 }
 
 fn position(epoch: u64, sequence: u64) -> Position {
@@ -72,14 +78,14 @@ fn replaced_suffix_lowers_the_synced_position_before_it_is_cut() {
 }
 
 #[test]
-fn damaged_log_proves_nothing_and_a_reboot_only_what_was_synced() {
+fn damaged_log_proves_nothing_and_another_page_cache_what_was_synced() {
     let mut follower = follower();
     let Some(Effect::Store(stored)) = follower.on_tick() else { panic!("it has synced") };
     let mut log = LogIndex::new(Position::START);
     log.push(position(2, 1));
-    let proof = |log: &LogIndex, boot: u128, damaged: Option<u64>| {
-        let boot = Uuid::from_u128(boot);
-        let found = Found { document: stored, log: log.clone(), damaged, noted: None, boot };
+    let proof = |log: &LogIndex, cache: u128, damaged: Option<u64>| {
+        let page_cache = Uuid::from_u128(cache);
+        let found = Found { damaged, page_cache, ..found(stored, log.clone()) };
         Follower::start(found, 0).0.document().proof
     };
     assert_eq!(proof(&log, 1, None), Proof::Nothing, "it ends below what was synced");
@@ -89,6 +95,35 @@ fn damaged_log_proves_nothing_and_a_reboot_only_what_was_synced() {
     assert_eq!(proof(&log, 1, Some(3)), Proof::Nothing, "a whole batch was there");
     assert_eq!(proof(&log, 2, Some(3)), Proof::Synced, "a torn write is no damage");
     assert_eq!(proof(&log, 2, Some(2)), Proof::Nothing, "it was on stable storage");
+}
+
+#[test]
+fn failed_disk_leaves_the_proof_of_what_was_synced() {
+    let mut follower = follower();
+    let Some(Effect::Store(stored)) = follower.on_tick() else { panic!("it has synced") };
+    let failed = follower.on_failure(stored);
+    assert_eq!(failed, Document { proof: Proof::Synced, ..stored });
+    let log = follower.log().clone();
+    let proof = |document, has_failed| {
+        let found = Found { noted: Some(2), has_failed, ..found(document, log.clone()) };
+        Follower::start(found, 0).0.document().proof
+    };
+    assert_eq!(proof(stored, false), Proof::All);
+    assert_eq!(proof(failed, false), Proof::Synced, "it failed as a member");
+    assert_eq!(proof(stored, true), Proof::Synced, "it failed as the owner");
+    follower.on_damage(1);
+    assert_eq!(follower.on_failure(stored).proof, Proof::Nothing, "a failure proves no more");
+}
+
+#[test]
+fn member_that_never_ran_lacks_nothing_in_any_page_cache() {
+    let page_cache = Uuid::from_u128(2);
+    let proof = |document| {
+        let found = Found { page_cache, ..found(document, LogIndex::new(Position::START)) };
+        Follower::start(found, 0).0.document().proof
+    };
+    assert_eq!(proof(FRESH), Proof::All);
+    assert_eq!(proof(Document { run: 1, ..FRESH }), Proof::Synced);
 }
 
 #[test]

@@ -33,6 +33,8 @@ pub(super) struct Bounds {
     pub(super) writes: u8,
     pub(super) crashes: u8,
     pub(super) reboots: u8,
+    /// Disks that fail a write or sync, and lose data that was not synced.
+    pub(super) failures: u8,
     pub(super) wipes: u8,
     /// Messages that arrive later than others that were sent after them.
     pub(super) delays: u8,
@@ -57,6 +59,11 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
+    /// Whether machines may lose what was not synced.
+    pub(super) fn loses_unsynced(&self) -> bool {
+        self.reboots + self.failures > 0
+    }
+
     pub(super) const NONE: Bounds = Bounds {
         members: 3,
         quorum: 2,
@@ -64,6 +71,7 @@ impl Bounds {
         writes: 2,
         crashes: 0,
         reboots: 0,
+        failures: 0,
         wipes: 0,
         delays: 1,
         losses: 1,
@@ -106,6 +114,8 @@ pub(super) enum Action {
     Crash(usize),
     /// A loss of power, and what is left of the log.
     Reboot(usize, Option<usize>),
+    /// A write or sync fails, and what is left of the log once the kernel has dropped its pages.
+    Fail(usize, Option<usize>),
     Wipe(usize),
     /// The bytes of a batch turn bad.
     Damage(usize, u64),
@@ -156,7 +166,7 @@ struct Node {
 struct Machine {
     id: MemberId,
     disk: Disk,
-    boot: Uuid,
+    page_cache: Uuid,
     node: Option<Node>,
 }
 
@@ -172,6 +182,7 @@ struct Used {
     writes: u8,
     crashes: u8,
     reboots: u8,
+    failures: u8,
     wipes: u8,
     delays: u8,
     losses: u8,
@@ -180,7 +191,7 @@ struct Used {
     trims: u8,
     damages: u8,
     identities: u8,
-    boots: u8,
+    page_caches: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -207,9 +218,15 @@ fn index(before: Position, log: &[Batch]) -> LogIndex {
     index
 }
 
-const BOOT: Uuid = Uuid::from_u128(100);
-const FRESH: Document =
-    Document { boot: BOOT, run: 0, promised: Epoch(0), proof: Proof::All, synced: 0, lease: 0 };
+const CACHE: Uuid = Uuid::from_u128(100);
+const FRESH: Document = Document {
+    page_cache: CACHE,
+    run: 0,
+    promised: Epoch(0),
+    proof: Proof::All,
+    synced: 0,
+    lease: 0,
+};
 
 impl World {
     /// Members with empty logs, of which the first has won the first epoch and opened.
@@ -219,7 +236,7 @@ impl World {
         let machines = ids.iter().map(|id| Machine {
             id: *id,
             disk: Disk::new(FRESH, seeded_bugs.note_forgotten),
-            boot: BOOT,
+            page_cache: CACHE,
             node: None,
         });
         let members = ids.iter().copied().collect();
@@ -336,7 +353,7 @@ impl World {
                 let growth = u64::from(self.used.writes) * u64::from(bounds.is_lease_growing);
                 let lease = Lease { sent: self.now, length: bounds.lease + growth };
                 let lease = (bounds.lease > 0 && at != to).then_some(lease);
-                let is_sync = is_sync || at == to || bounds.reboots == 0;
+                let is_sync = is_sync || at == to || !bounds.loses_unsynced();
                 let (epoch, configuration) = (owner.epoch(), owner.configuration());
                 Some(sending.request(epoch, configuration, batches, is_sync, lease))
             }
@@ -371,15 +388,17 @@ impl World {
                 self.stop(at);
                 let machine = &mut self.machines[at];
                 machine.disk.lose_power(kept);
-                self.used.boots += 1;
-                machine.boot = Uuid::from_u128(100 + u128::from(self.used.boots));
+                self.used.page_caches += 1;
+                machine.page_cache = Uuid::from_u128(100 + u128::from(self.used.page_caches));
             }
+            Action::Fail(at, kept) => self.fail(at, kept),
             Action::Wipe(at) => {
                 self.used.wipes += 1;
                 self.used.identities += 1;
                 let machine = &mut self.machines[at];
                 machine.id = Uuid::from_u128(10 + u128::from(self.used.identities));
-                (machine.disk, machine.boot) = (Disk::new(FRESH, seeded_bugs.note_forgotten), BOOT);
+                (machine.disk, machine.page_cache) =
+                    (Disk::new(FRESH, seeded_bugs.note_forgotten), CACHE);
             }
             Action::Damage(at, sequence) => {
                 self.used.damages += 1;
@@ -401,10 +420,21 @@ impl World {
 
     fn start(&mut self, seeded_bugs: SeededBugs, at: usize) {
         let machine = &mut self.machines[at];
-        let found = machine.disk.start(machine.boot);
+        let found = machine.disk.start(machine.page_cache);
         let (follower, effects) = Follower::start_with(found, self.now, seeded_bugs);
         machine.node = Some(Node { follower, role: Role::Idle });
         effects.into_iter().for_each(|effect| self.perform(at, at, effect));
+    }
+
+    /// A write or sync of a machine's log fails: its member says so in its document and ends.
+    fn fail(&mut self, at: usize, kept: Option<usize>) {
+        self.used.failures += 1;
+        let machine = &mut self.machines[at];
+        if let Some(node) = &machine.node {
+            let document = node.follower.on_failure(machine.disk.document);
+            machine.disk.fail(document, kept);
+        }
+        self.stop(at);
     }
 
     fn take_over(&mut self, seeded_bugs: SeededBugs, at: usize) {
@@ -523,7 +553,7 @@ impl World {
         }
         disk.write([Batch { position, bytes: content }]);
         let mut synced = 0;
-        if bounds.reboots == 0 {
+        if !bounds.loses_unsynced() {
             disk.sync();
             follower.on_own_synced(sequence);
             synced = sequence;

@@ -143,7 +143,8 @@ impl Inner {
                 );
                 return Err(Error::new(ErrorKind::Fenced, what));
             }
-            Ok((closed, Note::open(&self.options.dir, self.options.boot)?))
+            let page_cache = closed.file.stored.document.page_cache;
+            Ok((closed, Note::open(&self.options.dir, page_cache)?))
         });
         let (Closed { file, index }, note) = match opened {
             Ok(opened) => opened,
@@ -271,8 +272,8 @@ fn start_member(options: &LocalOptions) -> Result<Member> {
         return Err(Error::new(ErrorKind::NotFound, what));
     };
     let (log, found) = (options.open_log)(file.stored.document.synced)?;
-    let note = Note::open(&options.dir, options.boot)?;
-    Member::start((file, note), log, found, options.boot, Arc::clone(&options.clock))
+    let note = Note::open(&options.dir, found.page_cache)?;
+    Member::start((file, note), log, found, Arc::clone(&options.clock))
 }
 
 /// Stores the promise of `epoch`, and ends the owner. Blocks.

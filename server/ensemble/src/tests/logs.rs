@@ -1,6 +1,6 @@
 //! The same three nodes with logs on disk: write logs of owners over the rings of members.
 
-use super::{Net, POOL, Port, options, until};
+use super::{Net, POOL, Port, options, page_cache, until};
 use crate::disk_log::open_ring;
 use crate::local::{LocalMember, LocalOptions, OwnerRole};
 use crate::owned::{OwnedLog, Standing};
@@ -63,9 +63,8 @@ impl Nodes {
         LocalOptions {
             dir: self.log_dir(node),
             pool: POOL,
-            boot: Uuid::from_u128(7),
             clock: Arc::new(SystemClock),
-            open_log: open_ring(self.log_dir(node), POOL, log_options()),
+            open_log: open_ring(self.log_dir(node), POOL, log_options(), page_cache),
         }
     }
 
@@ -285,9 +284,10 @@ async fn owner_that_opens_proves_its_own_log() {
     first.write(0).await.unwrap();
     assert!(first.log.flush().await.unwrap() >= Lsn(1));
     first.kill();
-    // Another kernel: the log proves what was synced only.
+    // Another kernel or mount: the log proves what was synced only.
     nodes.net.members.lock().remove(&nodes.ids[0]);
-    let rebooted = LocalOptions { boot: Uuid::from_u128(8), ..nodes.local_options(0) };
+    let open_log = open_ring(nodes.log_dir(0), POOL, log_options(), |_dir| Uuid::from_u128(8));
+    let rebooted = LocalOptions { open_log, ..nodes.local_options(0) };
     let member = LocalMember::start(rebooted).unwrap();
     assert_eq!(member.state().await.unwrap().0.proof, Proof::Synced);
     assert_eq!(member.opened().await.unwrap_err().kind(), ErrorKind::Unavailable, "no owner");

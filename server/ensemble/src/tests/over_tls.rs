@@ -1,7 +1,7 @@
 //! The same three nodes with logs on disk, over the connections of a cluster on loopback.
 
 use super::logs::{Open, log_options, taking};
-use super::{POOL, until};
+use super::{POOL, page_cache, until};
 use crate::cluster_peers::{ClusterPeers, MemberNodes};
 use crate::disk_log::open_ring;
 use crate::frames;
@@ -61,9 +61,8 @@ fn local_options(log_dir: &Path) -> LocalOptions {
     LocalOptions {
         dir: log_dir.to_owned(),
         pool: POOL,
-        boot: Uuid::from_u128(7),
         clock: Arc::new(SystemClock),
-        open_log: open_ring(log_dir.to_owned(), POOL, log_options()),
+        open_log: open_ring(log_dir.to_owned(), POOL, log_options(), page_cache),
     }
 }
 

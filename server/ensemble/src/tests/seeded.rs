@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 /// Each bug, with a test that must fail.
-const FOUND_BY: [(&str, &str); 10] = [
+const FOUND_BY: [(&str, &str); 11] = [
     ("identity-unchecked", "tests::over_tls::other_pool_and_other_member_are_refused"),
     ("pool-unchecked", "tests::over_tls::other_pool_and_other_member_are_refused"),
     ("frame-kind-unchecked", "frames::tests::frame_of_another_kind_or_request_is_refused"),
@@ -14,6 +14,7 @@ const FOUND_BY: [(&str, &str); 10] = [
     ("member-unlocked", "tests::one_member_of_a_directory_runs_at_a_time"),
     ("ended-member-left", "tests::member_whose_disk_failed_for_a_while_counts_again"),
     ("owner-role-kept", "tests::change_of_role_outlives_its_caller"),
+    ("member-failure-not-stored", "tests::failures::failed_disk_is_noted_in_the_document"),
     ("open-not-proven", "tests::logs::owner_that_opens_proves_its_own_log"),
 ];
 

@@ -6,6 +6,7 @@ use crate::TailLoss;
 use crate::format::batch::BatchHeader;
 use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
 use crate::replicas::{QuorumTail, Replicas};
+use crate::ring::follower_log::FollowerLog;
 use crate::ring::recovery::Recovery;
 use crate::seeded_bugs::SeededBugs;
 use block::env::{Clock, ManualClock, SystemClock, SystemRandom};
@@ -57,6 +58,15 @@ impl Replicas for Chosen {
     }
 }
 
+fn ring_options() -> LogOptions {
+    LogOptions {
+        ring_bytes: 64 << 20,
+        file_bytes: 8 << 20,
+        generation_bytes_max: 8 << 20,
+        ..LogOptions::default()
+    }
+}
+
 fn open_at(
     dir: &Path,
     epoch: u64,
@@ -64,12 +74,7 @@ fn open_at(
     seeded_bugs: SeededBugs,
     clock: Arc<dyn Clock>,
 ) -> Result<(Log, Recovery)> {
-    let options = LogOptions {
-        ring_bytes: 64 << 20,
-        file_bytes: 8 << 20,
-        generation_bytes_max: 8 << 20,
-        ..LogOptions::default()
-    };
+    let options = ring_options();
     let sources = LogSources { quorum: Some(quorum), ..LogSources::default() };
     let opening = LogOpening {
         dir,
@@ -198,6 +203,32 @@ async fn log_continues_only_where_its_members_decided() {
     drop(open(dir.path()));
     let bug = SeededBugs { opening_replaced: true, ..SeededBugs::default() };
     assert_eq!(reopened(dir.path(), tail, bug).1, 1);
+}
+
+#[tokio::test]
+async fn member_learns_that_the_disk_failed_under_its_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let has_failed =
+        || FollowerLog::open(dir.path(), [1; 16], ring_options()).unwrap().1.has_failed;
+    assert!(!has_failed(), "there is no log");
+    drop(open(dir.path()));
+    assert!(!has_failed());
+    let replaced = |position, seeded_bugs| reopened(dir.path(), position, seeded_bugs).0.unwrap();
+    let tail = |sequence: u64| Position { epoch: Epoch(sequence.min(2)), sequence };
+    replaced(tail(1), SeededBugs::default());
+    let members: Arc<Chosen> = Arc::default();
+    let quorum = QuorumTail { position: tail(2), loss: None, replicas: members };
+    let opened = open_at(dir.path(), 2, quorum, SeededBugs::default(), Arc::new(SystemClock));
+    let log = opened.unwrap().0;
+    log.inner.shared.fail_of_disk(Error::new(ErrorKind::Io, "sync the write log"));
+    log.inner.wait_noted();
+    drop(log);
+    assert!(has_failed());
+    assert!(has_failed(), "until a later run has written");
+    replaced(tail(3), SeededBugs::default());
+    assert!(!has_failed());
+    std::fs::write(dir.path().join("ring.state"), b"no state").unwrap();
+    assert!(has_failed(), "it may have said so");
 }
 
 #[tokio::test]

@@ -9,8 +9,10 @@
 use super::ring_files::RingFiles;
 use super::{FollowerFound, FollowerLog, Stale, Tail};
 use crate::disk::file_disk::FileDisk;
+use crate::disk::state_files::{FoundState, StateFiles, StateKeeper};
 use crate::format::FormatError;
 use crate::format::file::FileHeader;
+use crate::format::state::{LogState, Standing};
 use crate::options::LogOptions;
 use crate::ring::batch_places::BatchPlaces;
 use crate::ring::reads::Reads;
@@ -58,7 +60,22 @@ impl FollowerLog {
             disk.note_made(u32::try_from(found).expect("file count"))?;
         }
         let (disk, random) = (Box::new(disk), Arc::new(SystemRandom));
-        FollowerOpening { disk, random, pool, options, made_count }.open()
+        let states = StateFiles::new(dir, &[], &[]).found()?;
+        let opening = FollowerOpening { disk, random, pool, options, made_count };
+        let (log, mut found) = opening.open()?;
+        found.has_failed = log.has_failed(&states);
+        Ok((log, found))
+    }
+
+    /// Returns whether one of these states says that the run that wrote the newest batch has failed. A
+    /// later run, here or on another machine, has found out what is there, and its batches are newer.
+    pub(crate) fn has_failed(&self, states: &[FoundState]) -> bool {
+        let Some(tail) = &self.tail else { return false };
+        let is_failure =
+            |state: &LogState| state.open == tail.header.open && state.standing != Standing::Open;
+        // A damaged state may have said so.
+        let is_failed = |one: &FoundState| one.state.as_ref().is_none_or(is_failure);
+        !self.seeded_bugs.failure_not_noted && states.iter().any(is_failed)
     }
 }
 
@@ -213,6 +230,7 @@ impl Walked {
             before: places.before().unwrap_or(Position::START),
             epochs,
             last,
+            has_failed: false,
             is_end_damaged: is_torn
                 || walk.unknown_at.is_some()
                 || !(stale.places.is_empty() && stale.begins.is_empty()),

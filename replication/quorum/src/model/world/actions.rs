@@ -36,6 +36,10 @@ impl World {
                 let kept = machine.disk.after_power_loss();
                 actions.extend(kept.map(|kept| Action::Reboot(at, kept)));
             }
+            if self.used.failures < bounds.failures {
+                let kept = machine.disk.after_power_loss();
+                actions.extend(kept.map(|kept| Action::Fail(at, kept)));
+            }
             if self.used.take_overs < bounds.take_overs && self.is_member(at) {
                 actions.push(Action::TakeOver(at));
                 if bounds.is_alone && self.may_go_alone(at, node) {

@@ -125,7 +125,8 @@ impl World {
 
     /// While no machine loses anything, every acknowledged batch is on a quorum.
     fn check_copies(&self, bounds: &Bounds) -> Option<&'static str> {
-        let losses = bounds.reboots + bounds.wipes + bounds.changes + bounds.damages;
+        let losses =
+            bounds.reboots + bounds.failures + bounds.wipes + bounds.changes + bounds.damages;
         if losses > 0 || bounds.is_alone {
             return None;
         }

@@ -84,7 +84,7 @@ impl Disk {
         index(self.before, &self.log)
     }
 
-    pub(super) fn start(&mut self, boot: Uuid) -> Found {
+    pub(super) fn start(&mut self, page_cache: Uuid) -> Found {
         let damaged = self.damage.as_mut().map(|damage| {
             damage.is_old = true;
             damage.sequence
@@ -92,7 +92,8 @@ impl Disk {
         let log = self.index();
         let torn = self.is_torn.then(|| log.tail().sequence + 1);
         let noted = self.noted.or(self.is_note_forgotten.then_some(0));
-        Found { document: self.document, log, damaged: damaged.or(torn), noted, boot }
+        let (document, damaged, has_failed) = (self.document, damaged.or(torn), false);
+        Found { document, log, damaged, noted, page_cache, has_failed }
     }
 
     pub(super) fn cut(&mut self, sequence: u64) {
@@ -135,6 +136,13 @@ impl Disk {
     pub(super) fn after_power_loss(&self) -> impl Iterator<Item = Option<usize>> {
         let cut = (!self.cut.is_empty()).then_some(None);
         (self.synced..=self.log.len()).map(Some).chain(cut)
+    }
+
+    /// Loses what the kernel could not write, after a failure that the document tells of. The note says
+    /// what it last said on the disk, too.
+    pub(super) fn fail(&mut self, document: Document, kept: Option<usize>) {
+        self.lose_power(kept);
+        (self.document, self.noted) = (document, Some(self.index().tail().sequence));
     }
 
     pub(super) fn lose_power(&mut self, kept: Option<usize>) {
