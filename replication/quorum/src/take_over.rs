@@ -3,6 +3,7 @@
 //! Invariants:
 //! - It decides only once a recovery quorum keeps its promise.
 //! - A log that may lack something is evidence of what it has, not of what it lacks.
+//! - Once an answer of a later run of a member has come, answers of earlier runs count no more.
 
 use crate::batch::Batch;
 use crate::log_index::LogIndex;
@@ -43,6 +44,8 @@ pub struct Candidate {
     epoch: Epoch,
     configuration: Configuration,
     promises: BTreeMap<MemberId, Promised>,
+    /// The latest run of each member that an answer has named.
+    runs: BTreeMap<MemberId, u64>,
     /// The log that is being read, and the position behind which it is read next.
     reading: Option<(Position, Position)>,
     superseded_by: Option<Epoch>,
@@ -68,6 +71,7 @@ impl Candidate {
             epoch,
             configuration,
             promises: BTreeMap::new(),
+            runs: BTreeMap::new(),
             reading: None,
             superseded_by: None,
             seeded_bugs,
@@ -102,18 +106,25 @@ impl Candidate {
         if answer.epoch() != self.epoch || !self.configuration.members.contains(&from) {
             return;
         }
-        if let Answer::Promised { run, tail, proof, .. } = *answer
-            && self.promises.get(&from).is_none_or(|known| known.run <= run)
-        {
-            self.promises.insert(from, Promised { run, tail, proof });
+        let run = answer.run();
+        let latest = self.runs.entry(from).or_insert(run);
+        if run < *latest {
+            return;
         }
-        if let Answer::Batches { run, .. } = answer {
+        *latest = run;
+        match *answer {
+            Answer::Promised { tail, proof, .. } => {
+                self.promises.insert(from, Promised { run, tail, proof });
+            }
             // Its next promise says what it has now. So does that of the own member, whose log may have
             // grown above every tail that is left.
-            let is_later = self.promises.get(&from).is_some_and(|known| known.run < *run);
-            if is_later {
-                self.promises.retain(|member, _| *member != from && *member != self.me);
+            Answer::Batches { .. } => {
+                let is_later = self.promises.get(&from).is_some_and(|known| known.run < run);
+                if is_later {
+                    self.promises.retain(|member, _| *member != from && *member != self.me);
+                }
             }
+            Answer::Appended { .. } | Answer::Lacking { .. } | Answer::Superseded { .. } => {}
         }
     }
 
@@ -180,6 +191,12 @@ impl Candidate {
     #[must_use]
     pub fn has_promise(&self, member: &MemberId) -> bool {
         self.promises.contains_key(member)
+    }
+
+    /// Whether the member on the candidate's node is to be asked for its promise, at first or again.
+    #[must_use]
+    pub fn lacks_own_promise(&self) -> bool {
+        self.configuration.members.contains(&self.me) && !self.has_promise(&self.me)
     }
 
     /// Says which log to continue.
@@ -258,8 +275,11 @@ mod tests {
         candidate.on_answer(other, &batches(1));
         assert!(candidate.has_promise(&other));
         candidate.on_answer(other, &batches(2));
-        assert!(!candidate.has_promise(&other) && !candidate.has_promise(&me));
+        assert!(!candidate.has_promise(&other) && candidate.lacks_own_promise());
         assert_eq!(candidate.decide(), Decision::Wait);
+        // An answer that was under way, from before the damage.
+        candidate.on_answer(other, &promised(1, position(2, 9), Proof::All));
+        assert!(!candidate.has_promise(&other));
         // A part of the damaged log was copied before: the own log is the longest one.
         candidate.on_answer(me, &promised(1, position(2, 8), Proof::All));
         candidate.on_answer(other, &promised(2, position(2, 7), Proof::Nothing));

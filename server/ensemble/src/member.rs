@@ -361,9 +361,11 @@ impl<L: MemberLog> Running<L> {
                                 error = %error.chain(),
                                 "a batch in this member's log is damaged; an owner brings it again"
                             );
-                            // The candidate asks again, and learns what the log has now.
                             let effects = self.follower.on_damage(previous.sequence + 1);
                             self.carry_out(effects, answers)?;
+                            // The candidate asks again, and learns what the log has now.
+                            let (run, batches) = (self.follower.document().run, Vec::new());
+                            send(Answer::Batches { epoch, run, start, previous, batches });
                         }
                         Err(error) => return Err(error),
                     }

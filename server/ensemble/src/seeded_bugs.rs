@@ -15,6 +15,8 @@ block::seeded_bugs! {
     moved_member_kept: "moved-member-kept",
     /// The document does not tell of a failed write or sync.
     failure_not_stored: "member-failure-not-stored",
+    /// A candidate does not ask its own member again for a promise that was taken back.
+    own_promise_asked_once: "own-promise-asked-once",
     /// The document of an owner that has opened does not prove its log.
     open_not_proven: "open-not-proven",
     /// Two members of one directory may run.

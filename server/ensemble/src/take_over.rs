@@ -8,6 +8,7 @@
 use crate::local::{LocalMember, OwnerRole};
 use crate::owned::{OwnedLog, OwnedOptions};
 use crate::peers::{Link, Peers};
+use crate::seeded_bugs::seeded_bugs;
 use block::{Epoch, Error, ErrorKind, Position, Result};
 use replication::{Answer, Candidate, Configuration, Decision, MemberId, Request};
 use std::sync::Arc;
@@ -72,13 +73,19 @@ impl TakeOver {
             let (peers, heard) = (Arc::clone(peers), heard_by.clone());
             asking.spawn(ask_for_promise(peers, *member, *epoch, heard));
         }
-        let own = Heard { from: local.id(), answer: own_promise(local, *epoch).await? };
-        let mut next = Some(own);
+        let mut is_asked_once = false;
         let (tail, loss) = loop {
-            let Some(Heard { from, answer }) = next.take() else {
-                next = heard.recv().await;
-                continue;
+            // What a damaged member says takes the own promise back, too.
+            let is_own_next = candidate.lacks_own_promise() && !is_asked_once;
+            let Heard { from, answer } = match is_own_next {
+                true => Heard { from: local.id(), answer: own_promise(local, *epoch).await? },
+                // The channel stays open: this function has a sender of it.
+                false => match heard.recv().await {
+                    Some(heard) => heard,
+                    None => continue,
+                },
             };
+            is_asked_once |= is_own_next && seeded_bugs().own_promise_asked_once;
             candidate.on_answer(from, &answer);
             check_superseded(&candidate)?;
             if let Some((tail, from, loss)) = self.choose(&candidate)?
@@ -86,7 +93,6 @@ impl TakeOver {
             {
                 break (tail, loss);
             }
-            next = heard.recv().await;
         };
         drop((asking, heard));
         let owned =

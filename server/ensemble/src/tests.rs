@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 use wal::Replicas;
 
-/// A log in memory, and whether its disk refuses writes.
+/// A log in memory, and whether its disk refuses writes. A batch without bytes is a damaged one.
 #[derive(Clone, Default)]
 struct MemoryLog(Arc<Mutex<Vec<Batch>>>, Arc<AtomicBool>);
 
@@ -70,7 +70,12 @@ impl MemberLog for MemoryLog {
         let log = self.0.lock();
         let later = log.iter().filter(|batch| batch.position.sequence > sequence);
         // Few at a time, so that a reader has to go on.
-        Ok(later.take(2).map(|batch| (batch.position, batch.bytes.clone())).collect())
+        let read: Vec<_> =
+            later.take(2).map(|batch| (batch.position, batch.bytes.clone())).collect();
+        match read.iter().position(|(_, bytes)| bytes.is_empty()) {
+            Some(0) => Err(Error::new(ErrorKind::Corrupt, "read a damaged batch")),
+            damaged => Ok(read.into_iter().take(damaged.unwrap_or(2)).collect()),
+        }
     }
 }
 
@@ -386,6 +391,32 @@ async fn candidate_fetches_the_tail_that_it_lacks() {
     leaving.await.unwrap().unwrap();
     assert_eq!(*second.owned.standing().borrow(), Standing::Superseded(Epoch(3)));
     until(|| contents(&cluster.logs[2]) == contents(&third.log)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn candidate_takes_the_whole_log_after_a_damaged_one() {
+    let cluster = Cluster::new();
+    cluster.cut(0, true);
+    let first = cluster.take_over(2, 1).await.unwrap();
+    first.open().await;
+    for content in 1..=9 {
+        let sequence = first.write(content, false);
+        first.acknowledged(sequence).await;
+    }
+    cluster.member(2).leave_ownership().await.unwrap();
+    cluster.cut(0, false);
+    cluster.cut(2, true);
+    // The candidate hears of this one first, and reads a part of its log.
+    cluster.logs[1].0.lock()[5].bytes = Bytes::new();
+    let returning = async {
+        until(|| cluster.logs[1].0.lock().len() == 5).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        cluster.cut(2, false);
+    };
+    let (second, ()) = tokio::join!(cluster.take_over(0, 2), returning);
+    let second = second.unwrap();
+    second.open().await;
+    assert_eq!(contents(&second.log), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
