@@ -102,30 +102,31 @@ pub(crate) fn open(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Opened> {
         check_none_missing(&reads, Some(&ring), args)?;
         ring
     };
-    let evidence = Evidence {
-        states: args.keeper.found()?,
-        has_writeback_failed: !args.seeded_bugs.writeback_not_asked
-            && !is_written_back(disk, &files),
+    let states = args.keeper.found()?;
+    let written_back = match args.seeded_bugs.writeback_not_asked {
+        true => Ok(()),
+        false => write_back(disk, &files),
     };
+    let evidence = Evidence { states, has_writeback_failed: written_back.is_err() };
     let mut scan = Scan::new(&reads, args, ring);
-    scan.run()?;
+    let scanned = scan.run();
+    match (written_back, args.quorum) {
+        (Err(error), Some(_)) => return Err(scan.refuse_unwritten(&evidence, error)),
+        (Err(error), None) => tracing::warn!(
+            error = %error.chain(),
+            "earlier writes to the log may not have reached its disk"
+        ),
+        (Ok(()), _) => {}
+    }
+    scanned?;
     scan.finish(disk, files.is_empty(), &evidence)
 }
 
-/// Returns whether the kernel has written everything that earlier processes wrote to the files. The
-/// kernel reports a failure only to the first caller that asks, and may have dropped the data that
-/// it could not write.
-fn is_written_back(disk: &mut dyn Disk, files: &[(u32, u64)]) -> bool {
+/// Waits until the kernel has written everything that earlier processes wrote to the files. It reports
+/// a failure only to the first caller that asks, and may have dropped the data that it could not write.
+fn write_back(disk: &mut dyn Disk, files: &[(u32, u64)]) -> Result<()> {
     let files: Vec<u32> = files.iter().map(|(file, _)| *file).collect();
-    let synced = run(disk, DiskRequest::Sync { token: 8, files }, "sync the log as it was found");
-    if let Err(error) = &synced {
-        tracing::warn!(
-            error = %error.chain(),
-            "could not sync the log as it was found; earlier writes to it may not have reached its \
-             disk"
-        );
-    }
-    synced.is_ok()
+    run(disk, DiskRequest::Sync { token: 8, files }, "sync the log as it was found")
 }
 
 fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {

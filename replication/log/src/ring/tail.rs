@@ -8,7 +8,7 @@
 use crate::disk::state_files::{FoundState, StateKeeper};
 use crate::format::state::{LogState, Standing, TailLoss};
 use crate::ring::scan::Scan;
-use block::{Lsn, Result};
+use block::{Error, Lsn, Result};
 
 /// Evidence from outside the log itself.
 pub(crate) struct Evidence {
@@ -114,6 +114,20 @@ impl Scan<'_> {
         self.states_of_newest(evidence).filter_map(acked).max()
     }
 
+    /// Records for the member on these files that batches may be missing which only the page cache
+    /// shows, and returns the error of the open. Its owner would count all of them as synced, although
+    /// it knows only what the members say of theirs.
+    pub(crate) fn refuse_unwritten(&self, evidence: &Evidence, error: Error) -> Error {
+        if let Err(error) = self.note_failure(evidence, None) {
+            warn_unnoted(&error);
+        }
+        error.context(
+            "open the write log: its disk has failed to write a part of it, and the log is as it was. Look for \
+             the disk in the kernel's messages, and open the pool again: this node's member then proves what it \
+             had synced, and gets the rest from the others",
+        )
+    }
+
     /// Records a loss of which the next open has no other evidence: the kernel reports a write-back
     /// error only once.
     pub(crate) fn note_writeback_failure(
@@ -122,7 +136,6 @@ impl Scan<'_> {
         lost: Option<&Lost>,
     ) -> Result<()> {
         let is_new = evidence.has_writeback_failed
-            && self.args.quorum.is_none()
             && lost.is_some_and(|lost| lost.loss == TailLoss::Failure)
             && !self.states_of_newest(evidence).any(|(state, _)| state.standing != Standing::Open);
         if is_new { self.note_failure(evidence, None) } else { Ok(()) }

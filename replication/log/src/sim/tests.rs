@@ -94,6 +94,29 @@ fn pages_that_the_kernel_dropped_are_reported_as_lost() {
     }
 }
 
+fn with_quorum(seeded_bugs: SeededBugs) -> Result<(u64, u64), String> {
+    let (from, to) = number("SEED").map_or((0, 400), |seed| (seed, seed + 1));
+    let (mut refused, mut opened) = (0, 0);
+    for seed in from..to {
+        let mut world = World::new(seed, Plan { seeded_bugs, runs: 2, ..Plan::default() });
+        let is_refused = world.run_with_quorum().map_err(|e| format!("SEED={seed}: {e}"))?;
+        *(if is_refused { &mut refused } else { &mut opened }) += 1;
+    }
+    Ok((refused, opened))
+}
+
+#[test]
+fn failed_write_back_refuses_a_log_that_its_members_chose() {
+    let (refused, opened) = with_quorum(SeededBugs::default()).unwrap();
+    assert!(number("SEED").is_some() || refused > 50 && opened > 50, "{refused}, {opened}");
+    for bug in [
+        SeededBugs { writeback_not_asked: true, ..SeededBugs::default() },
+        SeededBugs { failure_not_noted: true, ..SeededBugs::default() },
+    ] {
+        assert!(number("SEED").is_some() || with_quorum(bug).is_err(), "{bug:?} goes unnoticed");
+    }
+}
+
 #[test]
 fn a_flipped_bit_is_refused_or_harmless_and_never_wrong_data() {
     let (from, to) = number("SEED").map_or((0, 1000), |seed| (seed, seed + 1));

@@ -20,7 +20,7 @@ use crate::overlay::log_resident::LogResident;
 use crate::overlay::spill_layer::SpillLayer;
 use crate::overlay::spill_resident::SpillFileId;
 use crate::overlay::{Generation, LayersOf, SpillLayers};
-use crate::replicas::Replicas;
+use crate::replicas::{QuorumTail, Replicas};
 use crate::ring::core::{self, Core, CoreStart};
 use crate::ring::inspect;
 use crate::ring::opening::OpenArgs;
@@ -39,6 +39,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 mod damage;
+mod quorum;
 mod spilling;
 
 const VOLUMES: u64 = 3;
@@ -235,7 +236,15 @@ impl World {
         SimDisk::new(Arc::clone(&self.platter), self.rng.next(), self.is_immediate)
     }
 
-    fn try_open(&mut self, mut disk: SimDisk) -> (Result<recovery::Opened, block::Error>, SimDisk) {
+    fn try_open(&mut self, disk: SimDisk) -> (Result<recovery::Opened, block::Error>, SimDisk) {
+        self.try_open_with(disk, None)
+    }
+
+    fn try_open_with(
+        &mut self,
+        mut disk: SimDisk,
+        quorum: Option<&QuorumTail>,
+    ) -> (Result<recovery::Opened, block::Error>, SimDisk) {
         let keeper = disk.keeper(self.is_beside);
         let mount = Some(self.platter.lock().mount);
         // Each open has an epoch of its own, as ownership arranges it.
@@ -252,7 +261,7 @@ impl World {
             made_count: self.platter.lock().made_count(),
             keeper: &keeper,
             mount,
-            quorum: None,
+            quorum,
         };
         (recovery::open(&mut disk, &args), disk)
     }
