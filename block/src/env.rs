@@ -8,8 +8,8 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 use uuid::Uuid;
 
@@ -23,7 +23,7 @@ pub trait Clock: fmt::Debug + Send + Sync + 'static {
     fn wall(&self) -> SystemTime;
 
     /// Returns the time since the machine was started, including the time for which it was suspended.
-    /// It cannot be set.
+    /// It cannot be set, and never goes back. Promises to other machines (leases) are measured with it.
     fn uptime(&self) -> Duration;
 
     /// Returns the time since `begun`, a moment of this clock; zero for a later one.
@@ -58,23 +58,22 @@ impl Clock for SystemClock {
     }
 
     fn uptime(&self) -> Duration {
-        // rustix's clock_gettime panics on kernels without a vDSO (User Mode Linux).
-        static BEGUN: OnceLock<(Instant, Option<u64>)> = OnceLock::new();
-        let (begun, uptime) = *BEGUN.get_or_init(|| (Instant::now(), uptime_seconds()));
-        let since = begun.elapsed().as_secs();
-        Duration::from_secs(match uptime {
-            // Keeps one scale for the whole process, even if the file cannot be opened for a moment.
-            Some(at_begin) => uptime_seconds().unwrap_or(at_begin + since),
-            None => since,
-        })
+        let time = boot_time();
+        let (seconds, nanoseconds) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+        let is_valid = "the kernel's clock begins at zero";
+        Duration::new(seconds.expect(is_valid), nanoseconds.expect(is_valid))
     }
 }
 
-/// Reads the seconds since the kernel started, including those in which the machine was suspended.
-/// Source: proc_uptime(5), which shows CLOCK_BOOTTIME.
-fn uptime_seconds() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/uptime").ok()?;
-    text.split(['.', ' ']).next()?.parse().ok()
+/// Reads CLOCK_BOOTTIME, which Linux has since 2.6.39. rustix would panic on kernels without a vDSO (User
+/// Mode Linux).
+#[expect(unsafe_code, reason = "a call that no safe library makes on every kernel")]
+fn boot_time() -> libc::timespec {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one `timespec` to the address, which is that of `time`.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    assert_eq!(result, 0, "the kernel has no CLOCK_BOOTTIME");
+    time
 }
 
 /// A clock that stands still until a test moves it. Clones are the same clock, of a machine that was
@@ -88,6 +87,8 @@ struct ManualTime {
     elapsed_ns: AtomicU64,
     /// Seconds by which the time of day was set forward.
     ahead_seconds: AtomicI64,
+    /// Time for which the machine was suspended.
+    suspended_ns: AtomicU64,
     /// Time from the start of the clock's past to the last start of the machine.
     booted_ns: AtomicU64,
 }
@@ -103,6 +104,7 @@ impl ManualClock {
             start,
             elapsed_ns: AtomicU64::new(0),
             ahead_seconds: AtomicI64::new(0),
+            suspended_ns: AtomicU64::new(0),
             booted_ns: AtomicU64::new(0),
         }))
     }
@@ -116,6 +118,18 @@ impl ManualClock {
         self.0.elapsed_ns.fetch_add(by, Ordering::Relaxed);
     }
 
+    /// Suspends the machine: the time of day and the uptime go on, and the monotonic clock stands still.
+    /// Panics after 500 years.
+    pub fn suspend(&self, time: Duration) {
+        let time = u64::try_from(time.as_nanos()).expect("less than 500 years");
+        self.0.suspended_ns.fetch_add(time, Ordering::Relaxed);
+    }
+
+    /// The time that has passed, with that of suspensions.
+    fn passed(&self) -> Duration {
+        self.elapsed() + Duration::from_nanos(self.0.suspended_ns.load(Ordering::Relaxed))
+    }
+
     /// Sets the time of day forward, or back if `seconds` is negative, and leaves the others alone.
     pub fn jump(&self, seconds: i64) {
         self.0.ahead_seconds.fetch_add(seconds, Ordering::Relaxed);
@@ -123,7 +137,7 @@ impl ManualClock {
 
     /// Starts the machine again at the present moment.
     pub fn reboot(&self) {
-        let booted = ManualClock::PAST + self.elapsed();
+        let booted = ManualClock::PAST + self.passed();
         let booted_ns = u64::try_from(booted.as_nanos()).expect("less than 500 years");
         self.0.booted_ns.store(booted_ns, Ordering::Relaxed);
     }
@@ -147,7 +161,7 @@ impl Clock for ManualClock {
     }
 
     fn wall(&self) -> SystemTime {
-        let even = SystemTime::UNIX_EPOCH + ManualClock::PAST + self.elapsed();
+        let even = SystemTime::UNIX_EPOCH + ManualClock::PAST + self.passed();
         let ahead_seconds = self.0.ahead_seconds.load(Ordering::Relaxed);
         let ahead = Duration::from_secs(ahead_seconds.unsigned_abs());
         if ahead_seconds < 0 { even - ahead } else { even + ahead }
@@ -155,7 +169,7 @@ impl Clock for ManualClock {
 
     fn uptime(&self) -> Duration {
         let booted = Duration::from_nanos(self.0.booted_ns.load(Ordering::Relaxed));
-        ManualClock::PAST + self.elapsed() - booted
+        ManualClock::PAST + self.passed() - booted
     }
 }
 
@@ -368,6 +382,31 @@ mod tests {
         assert_eq!(clock.now() - now, Duration::from_millis(1500));
         assert_eq!(clock.wall(), wall + Duration::from_millis(1500));
         assert!(clock.now().checked_sub(Duration::from_secs(3600)).is_some(), "it has a past");
+    }
+
+    #[test]
+    fn uptime_counts_suspensions_and_the_monotonic_clock_does_not() {
+        let clock = ManualClock::new();
+        let (now, wall, uptime) = (clock.now(), clock.wall(), clock.uptime());
+        let night = Duration::from_secs(30_000);
+        clock.suspend(night);
+        assert_eq!(clock.since(now), Duration::ZERO);
+        assert_eq!((clock.wall(), clock.uptime()), (wall + night, uptime + night));
+    }
+
+    #[test]
+    fn uptime_of_the_kernel_is_fine_grained() {
+        let (begun, began) = (SystemClock.uptime(), SystemClock.now());
+        while SystemClock.since(began) < Duration::from_millis(2) {}
+        let passed = SystemClock.uptime() - begun;
+        assert!(
+            passed >= Duration::from_millis(2) && passed < Duration::from_secs(60),
+            "{passed:?}"
+        );
+        let text = std::fs::read_to_string("/proc/uptime").unwrap();
+        let shown: f64 = text.split(' ').next().unwrap().parse().unwrap();
+        let difference = shown - SystemClock.uptime().as_secs_f64();
+        assert!(difference.abs() < 60.0, "{difference}");
     }
 
     #[test]

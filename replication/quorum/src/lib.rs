@@ -9,7 +9,8 @@
 //! Invariants:
 //! - A batch that is acknowledged is in the log of every later owner.
 //! - A member's document is on stable storage before an answer that depends on it leaves.
-//! - No machine reads a clock: the time comes in as an argument, from a monotonic clock of the node.
+//! - No machine reads a clock: the time comes in as an argument, from a monotonic clock of the node
+//!   that counts the time for which its machine was suspended.
 //!
 //! ```text
 //! batch     a batch, sealed             follower  a member's rules

@@ -34,7 +34,7 @@ pub struct LocalOptions {
     pub dir: PathBuf,
     /// The pool.
     pub pool: Uuid,
-    /// The clock of leases.
+    /// The clock of leases, which are measured in its uptime.
     pub clock: Arc<dyn Clock>,
     /// Opens the log in `dir`.
     pub open_log: Arc<OpenLog>,

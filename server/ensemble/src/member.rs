@@ -16,7 +16,7 @@ use replication::{Answer, Batch, Document, Effect, Follower, Found, LogIndex, Me
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
 
@@ -91,14 +91,15 @@ enum Job {
 #[derive(Debug)]
 struct Shared {
     clock: Arc<dyn Clock>,
-    origin: Instant,
-    /// Time of the newest append, in nanoseconds since the origin.
+    /// Time of the newest append, or of the start, in nanoseconds of [`Shared::now`].
     appended_at: AtomicU64,
 }
 
 impl Shared {
+    /// Nanoseconds since the machine was started, with the time for which it was suspended: the lease of
+    /// an owner runs out meanwhile.
     fn now(&self) -> u64 {
-        u64::try_from(self.clock.since(self.origin).as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(self.clock.uptime().as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
@@ -170,8 +171,8 @@ impl Member {
         clock: Arc<dyn Clock>,
     ) -> Result<Member> {
         let id = file.stored.member;
-        let (origin, appended_at) = (clock.now(), AtomicU64::new(0));
-        let shared = Arc::new(Shared { clock, origin, appended_at });
+        let shared = Arc::new(Shared { clock, appended_at: AtomicU64::new(0) });
+        shared.appended_at.store(shared.now(), Ordering::Relaxed);
         let (FoundLog { index: log_index, damaged, page_cache, has_failed }, noted) =
             (found, note.noted());
         let document = file.stored.document;

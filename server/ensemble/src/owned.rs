@@ -18,7 +18,7 @@ use replication::{Answer, Batch, Configuration, LEASE_NS_MAX, LogIndex, MemberId
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use wal::Replicas;
 
@@ -103,12 +103,10 @@ pub(crate) struct Shared {
     pub(crate) options: OwnedOptions,
     pub(crate) peers: Arc<dyn Peers>,
     pub(crate) clock: Arc<dyn Clock>,
-    /// The origin of the owner's tokens.
-    origin: Instant,
     pub(crate) state: Mutex<State>,
     acknowledged: AtomicU64,
     committed: AtomicU64,
-    /// The end of the lease, in nanoseconds since the origin.
+    /// The end of the lease, in nanoseconds of [`Shared::now`].
     lease_until: AtomicU64,
     standing: watch::Sender<Standing>,
     pub(crate) stop: watch::Sender<bool>,
@@ -148,7 +146,6 @@ impl OwnedLog {
             me,
             options,
             peers,
-            origin: clock.now(),
             clock,
             state: Mutex::new(State {
                 owner,
@@ -261,9 +258,10 @@ pub(crate) struct Changes {
 }
 
 impl Shared {
-    /// Nanoseconds since the origin.
+    /// Nanoseconds since the machine was started, with the time for which it was suspended: a lease runs
+    /// out meanwhile.
     pub(crate) fn now(&self) -> u64 {
-        u64::try_from(self.clock.since(self.origin).as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(self.clock.uptime().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Length of a lease in nanoseconds.

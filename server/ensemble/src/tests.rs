@@ -14,11 +14,11 @@ use crate::owned::{OwnedLog, OwnedOptions, OwnersLog, Standing};
 use crate::peers::{Link, Peers};
 use crate::take_over::TakeOver;
 use async_trait::async_trait;
-use block::env::SystemClock;
+use block::env::{Clock, ManualClock, SystemClock};
 use block::{Epoch, Error, ErrorKind, Position, Result};
 use bytes::Bytes;
 use parking_lot::Mutex;
-use replication::{Batch, Configuration, LogIndex, MemberId};
+use replication::{Answer, Batch, Configuration, LogIndex, MemberId, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
@@ -168,6 +168,7 @@ struct Cluster {
     net: Arc<Net>,
     ids: Vec<MemberId>,
     logs: Vec<MemoryLog>,
+    clock: Arc<dyn Clock>,
     dir: tempfile::TempDir,
 }
 
@@ -190,11 +191,15 @@ fn options() -> OwnedOptions {
 
 impl Cluster {
     fn new() -> Cluster {
+        Cluster::with_clock(Arc::new(SystemClock))
+    }
+
+    fn with_clock(clock: Arc<dyn Clock>) -> Cluster {
         let dir = tempfile::tempdir().unwrap();
         let ids: Vec<MemberId> = (1..=3).map(Uuid::from_u128).collect();
         let logs: Vec<MemoryLog> = ids.iter().map(|_| MemoryLog::default()).collect();
         let net = Arc::new(Net::default());
-        let cluster = Cluster { net, ids, logs, dir };
+        let cluster = Cluster { net, ids, logs, clock, dir };
         for (node, id) in cluster.ids.iter().enumerate() {
             let options = cluster.options(node);
             std::fs::create_dir(&options.dir).unwrap();
@@ -210,7 +215,7 @@ impl Cluster {
         LocalOptions {
             dir: self.dir.path().join(node.to_string()),
             pool: POOL,
-            clock: Arc::new(SystemClock),
+            clock: Arc::clone(&self.clock),
             open_log: Arc::new(move |_synced| {
                 let found = FoundLog {
                     index: log.index(),
@@ -417,6 +422,27 @@ async fn candidate_takes_the_whole_log_after_a_damaged_one() {
     let second = second.unwrap();
     second.open().await;
     assert_eq!(contents(&second.log), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_runs_out_while_a_machine_is_suspended() {
+    let clock = ManualClock::new();
+    let cluster = Cluster::with_clock(Arc::new(clock.clone()));
+    let owner = cluster.take_over(0, 1).await.unwrap();
+    owner.open().await;
+    until(|| owner.replicas.has_lease()).await;
+    cluster.cut(0, true);
+    until(|| owner.owned.statuses().values().all(|one| !one.is_connected)).await;
+    assert!(owner.replicas.has_lease(), "no time has passed");
+    let promise = Request::Promise { epoch: Epoch(2) };
+    let member = cluster.member(1);
+    assert_eq!(member.ask(promise.clone()).await.unwrap(), None, "the owner has a lease");
+    let begun = clock.now();
+    clock.suspend(Duration::from_secs(1));
+    assert!(!owner.replicas.has_lease(), "a stale read is possible");
+    let answer = member.ask(promise).await.unwrap();
+    assert!(matches!(answer, Some(Answer::Promised { .. })), "{answer:?}");
+    assert_eq!((clock.now(), member.silence().await), (begun, Some(Duration::from_secs(1))));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
