@@ -322,6 +322,12 @@ pub enum DiskRequest {
         /// First bytes of the file.
         header: Vec<u8>,
     },
+    /// Removes all files; no other request is under way. Atomic: after a crash all of them exist, or
+    /// none does. On completion none will exist again.
+    Clear {
+        /// Identifies the completion.
+        token: u64,
+    },
 }
 
 /// The completion of one request.

@@ -41,6 +41,8 @@ block::seeded_bugs! {
     writeback_not_asked: "writeback-not-asked",
     /// A member's cut moves the end of the log and leaves the batches behind it in the ring.
     cut_not_cleared: "cut-not-cleared",
+    /// A member's reset leaves the batches in the ring.
+    reset_not_cleared: "reset-not-cleared",
     /// A member leaves batches above the end of its log that a crash has left.
     stale_kept: "stale-kept",
     /// A member writes over entries that are not destaged.

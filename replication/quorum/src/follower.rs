@@ -276,7 +276,8 @@ impl Follower {
 
     /// Drops the log, unless it has `before` or begins behind it: such a request is late, and the owner
     /// may have counted what the log has since. Any batch at `before` or below that was acknowledged is
-    /// in the store, and a log without `before` has nothing of the owner's log above it.
+    /// in the store, and a log without `before` has nothing of the owner's log above it. So the log lacks
+    /// nothing that it did not lack before, and keeps its proof.
     fn on_reset(&mut self, now: u64, epoch: Epoch, before: Position) -> Vec<Effect> {
         if before.epoch > epoch {
             return Vec::new(); // no owner sends this
@@ -285,12 +286,8 @@ impl Follower {
         self.grant(now, epoch, None, &mut effects);
         let is_late = self.log.has(before) || before.sequence < self.log.start();
         if !is_late || self.seeded_bugs.late_reset_obeyed {
-            self.document = Document {
-                run: self.document.run + 1,
-                proof: Proof::Nothing,
-                synced: before.sequence,
-                ..self.document
-            };
+            self.document =
+                Document { run: self.document.run + 1, synced: before.sequence, ..self.document };
             self.log = LogIndex::new(before);
             self.synced = before.sequence;
             effects.extend([Effect::Store(self.document), Effect::Reset(before)]);

@@ -93,11 +93,16 @@ const RESET_CRASHES: Bounds = Bounds { crashes: 1, take_overs: 1, delays: 0, ..R
 /// Resets between losses of power, and a member that is damaged meanwhile.
 const RESET_POWER: Bounds =
     Bounds { take_overs: 1, trims: 1, reboots: 1, damages: 1, writes: 1, ..QUIET };
+/// Resets between losses of power, and an operator who opens the pool by force.
+const RESET_FORCED: Bounds =
+    Bounds { take_overs: 2, trims: 1, reboots: 1, writes: 1, is_forced: true, ..QUIET };
 /// A batch that turns bad.
 const DAMAGE: Bounds = Bounds { damages: 1, crashes: 1, take_overs: 2, ..QUIET };
 /// Two members, one of which may go on alone.
 const TWO: Bounds =
     Bounds { members: 2, is_alone: true, take_overs: 2, crashes: 1, ..Bounds::NONE };
+/// Two members, one of which may go on alone and is reset.
+const TWO_RESETS: Bounds = Bounds { trims: 1, delays: 0, losses: 0, ..TWO };
 /// Two members that lose power.
 const TWO_POWER: Bounds = Bounds { reboots: 1, crashes: 0, ..TWO };
 /// Two members, of which one is left and admitted again.
@@ -135,8 +140,10 @@ const WORLDS: &[(&str, Bounds)] = &[
     ("late resets", LATE_RESETS),
     ("reset crashes", RESET_CRASHES),
     ("reset power", RESET_POWER),
+    ("reset forced", RESET_FORCED),
     ("damage", DAMAGE),
     ("two", TWO),
+    ("two, resets", TWO_RESETS),
     ("two, power", TWO_POWER),
     ("two, changes", TWO_CHANGES),
     ("two, leases", TWO_LEASES),

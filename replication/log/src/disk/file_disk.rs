@@ -114,6 +114,9 @@ impl FileDisk {
             write_latency: WriteLatency::default(),
             clock,
         });
+        if made_count == Some(0) {
+            files.remove_all().map_err(|e| io("remove the dropped files of log directory", e))?;
+        }
         files.open_all().map_err(|e| io("open the files of log directory", e))?;
         let start = |name| Worker::start(name, &files).map_err(|e| io("start threads for", e));
         let writer = if io_mode == IoMode::Direct { Some(start("spindle-log-wr")?) } else { None };
@@ -189,6 +192,12 @@ impl FileDisk {
 fn ring_file_count(dir: &Path) -> usize {
     let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
     names.filter(|entry| entry.file_name().to_str().and_then(number_of).is_some()).count()
+}
+
+/// Returns whether the files of the ring in `dir` are remains of one that was dropped. A `ring.made` that
+/// cannot be read says nothing.
+pub(crate) fn is_cleared(dir: &Path) -> bool {
+    matches!(read_made(dir), Ok(Some(0)))
 }
 
 /// Reads `ring.made`. A damaged file refuses the log: no crash damages it, and in that case newer
@@ -267,7 +276,7 @@ impl Disk for FileDisk {
         let worker = match &request {
             DiskRequest::Write { .. } => self.writer.as_ref(),
             DiskRequest::Sync { .. } => self.syncer.as_ref(),
-            DiskRequest::Create { .. } => self.maker.as_ref(),
+            DiskRequest::Create { .. } | DiskRequest::Clear { .. } => self.maker.as_ref(),
         };
         let worker =
             worker.expect("there as long as we are; writes without a writer are done here");
@@ -391,6 +400,9 @@ impl Files {
                 let result = self.create(file, len, &header);
                 DiskCompletion { token, result, buffer: None }
             }
+            DiskRequest::Clear { token } => {
+                DiskCompletion { token, result: self.clear(), buffer: None }
+            }
         }
     }
 
@@ -414,6 +426,27 @@ impl Files {
         File::open(&self.dir)?.sync_all()?;
         self.name_made(file + 1)?;
         self.open_one(file)
+    }
+
+    /// Removes the ring. Once `ring.made` counts no file, an open removes those that a crash has left.
+    fn clear(&self) -> io::Result<()> {
+        *self.made_count.lock() = None;
+        self.write_made(0)?;
+        self.name_made(0)?;
+        self.writers.write().clear();
+        self.readers.write().clear();
+        self.remove_all()
+    }
+
+    /// Removes the files of the ring, durably.
+    fn remove_all(&self) -> io::Result<()> {
+        for entry in std::fs::read_dir(&self.dir)? {
+            let name = entry?.file_name();
+            if name.to_str().and_then(number_of).is_some() {
+                std::fs::remove_file(self.dir.join(name))?;
+            }
+        }
+        File::open(&self.dir)?.sync_all()
     }
 
     fn is_noted(&self, count: u32) -> bool {
@@ -532,68 +565,4 @@ impl DiskReader for Files {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use block::env::{IO_ALIGN_BYTES, SystemClock};
-
-    const FILE_BYTES: u64 = 1 << 20;
-
-    fn reaped(disk: &mut FileDisk) -> Vec<u64> {
-        let mut completions = Vec::new();
-        disk.reap(&mut completions);
-        completions.iter().for_each(|done| assert!(done.result.is_ok(), "{:?}", done.result));
-        completions.into_iter().map(|done| done.token).collect()
-    }
-
-    fn wait_for_one(disk: &mut FileDisk) -> u64 {
-        loop {
-            if let [token] = reaped(disk)[..] {
-                return token;
-            }
-            disk.wait();
-        }
-    }
-
-    fn write(disk: &mut FileDisk, token: u64, len: usize) {
-        let mut buffer = IoBuffer::default();
-        buffer.reset(len);
-        buffer.pad_to(len);
-        let offset = IO_ALIGN_BYTES as u64;
-        disk.submit(DiskRequest::Write { token, file: 0, offset, buffer, is_sync_next: false });
-    }
-
-    #[test]
-    fn submit_executes_the_allowed_number_of_direct_writes_while_the_device_is_fast() {
-        let dir = tempfile::tempdir_in(".").expect("a directory");
-        let mut disk =
-            FileDisk::open(dir.path(), IoMode::Direct, Arc::new(SystemClock)).expect("it opens");
-        disk.submit(DiskRequest::Create { token: 1, file: 0, len: FILE_BYTES, header: Vec::new() });
-        assert_eq!(wait_for_one(&mut disk), 1);
-        let is_waited_for = |disk: &mut FileDisk, token, len| {
-            let files = Arc::clone(&disk.files);
-            // Holds the writer's thread up, so that a request handed to it is not completed at
-            // once.
-            let held = files.completions.lock();
-            write(disk, token, len);
-            let is_done = disk.done.iter().any(|done| done.token == token);
-            drop(held);
-            assert_eq!(wait_for_one(disk), token);
-            is_done
-        };
-        let known = |disk: &FileDisk, us| {
-            (0..100).for_each(|_| disk.files.write_latency.note(Duration::from_micros(us)));
-        };
-        assert!(!is_waited_for(&mut disk, 2, IO_ALIGN_BYTES), "none is allowed");
-        assert_eq!(disk.wait_for(2), 0);
-        known(&disk, 60);
-        assert!(is_waited_for(&mut disk, 3, IO_ALIGN_BYTES));
-        assert!(!is_waited_for(&mut disk, 4, 2 * write_latency::BYTES_MAX), "it is long");
-        known(&disk, 900);
-        assert!(!is_waited_for(&mut disk, 5, IO_ALIGN_BYTES), "the device is slow");
-        known(&disk, 60);
-        assert!(is_waited_for(&mut disk, 6, IO_ALIGN_BYTES));
-        assert!(!is_waited_for(&mut disk, 7, IO_ALIGN_BYTES), "two were said");
-        assert_eq!(disk.wait_for(3), 0);
-        assert_eq!(disk.wait_for(0), 3);
-    }
-}
+mod tests;

@@ -14,7 +14,7 @@ const VERSION: u16 = 1;
 
 const MAGIC: &[u8; 8] = b"SPDLMADE";
 const AT_VERSION: usize = 8; // u16, then 2 zero bytes
-const AT_COUNT: usize = 12; //  u32, never 0
+const AT_COUNT: usize = 12; //  u32; 0: files that exist are remains of a ring that was dropped
 const AT_CRC: usize = 16; //    u32, CRC-32C of bytes 0..16
 const _: () = assert!(AT_CRC + 4 == MADE_BYTES);
 
@@ -43,6 +43,6 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<u32, FormatError> {
         return Err(FormatError::Version(version));
     }
     let count = u32_at(found, AT_COUNT).ok_or(FormatError::Short)?;
-    let is_sane = count > 0 && count <= FILE_COUNT_MAX && bytes.len() == MADE_BYTES;
+    let is_sane = count <= FILE_COUNT_MAX && bytes.len() == MADE_BYTES;
     if is_sane { Ok(count) } else { Err(FormatError::Range) }
 }

@@ -206,7 +206,8 @@ fn golden_bytes_of_the_count_of_files_of_version_1() {
         assert!(made::decode(&bytes[..len]).is_err(), "{len} bytes");
     }
     assert_eq!(made::decode(&[&bytes[..], &[0]].concat()), Err(FormatError::Range));
-    assert_eq!(made::decode(&made::encode(0)), Err(FormatError::Range));
+    assert_eq!(made::decode(&made::encode(0)), Ok(0));
+    assert_eq!(made::decode(&made::encode(u32::MAX)), Err(FormatError::Range));
 }
 
 #[test]

@@ -143,11 +143,6 @@ impl BatchPlaces {
         files.zip(begins).map(|(file, begin)| (file.slot, begin, file.end)).collect()
     }
 
-    /// Lists the files that have batches, oldest first.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
-        self.files.iter().map(|file| file.slot)
-    }
-
     /// Returns the bytes of all batches.
     pub(crate) fn used_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.end - file.checkpoints[0].offset).sum()

@@ -225,29 +225,19 @@ impl FollowerLog {
         Ok(())
     }
 
-    /// Drops all batches: the log begins behind `before`. They are durably gone when this returns: the
-    /// ring's files are overwritten with zeroes. The first batch that is written records `before`; until
-    /// then an opening finds an empty log.
+    /// Drops all batches: the log begins behind `before`, in a new ring. They are gone when this returns,
+    /// durably: the files are removed. After a crash in between, the log has all of them. The first batch
+    /// that is written records `before`; until then an opening finds an empty log.
     ///
     /// # Errors
     /// `Io`: see [`FollowerLog::sync`].
     pub fn reset(&mut self, before: Position) -> Result<()> {
         self.files.check()?;
-        self.clear_stale()?;
-        // The first batch goes last. Without it an opening after a crash could take the rest for a log
-        // that begins later. Stale batches go too: they may be above the new end.
-        let first = self.places.slots().next();
-        let slots: Vec<u32> = self.files.made().collect();
-        for slot in slots {
-            let kept_bytes = if Some(slot) == first { BLOCK_BYTES } else { 0 };
-            self.files.zero(slot, FIRST_AT + kept_bytes, self.files.shape.file_bytes)?;
-        }
-        self.files.sync()?;
-        if let Some(slot) = first {
-            self.files.zero(slot, FIRST_AT, FIRST_AT + BLOCK_BYTES)?;
-            self.files.sync()?;
+        if !self.seeded_bugs.reset_not_cleared {
+            self.files.clear()?;
         }
         self.places.clear();
+        self.stale = Stale::default();
         self.head = At { slot: 0, offset: FIRST_AT };
         (self.tail, self.before, self.is_full) = (None, before, false);
         Ok(())

@@ -8,6 +8,7 @@
 //!   it a log to replay or to refuse, which recovery decides.
 //! - Its contents are reported as stored only if the log itself proves it.
 
+use crate::disk::file_disk::{is_cleared, number_of};
 use crate::ring::contents::LogContents;
 use crate::ring::reads::Reads;
 use crate::ring::recovery::read_ring;
@@ -112,9 +113,11 @@ impl DirReader {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             entries => Some(entries?),
         };
+        // What a member's reset has left is no log.
+        let entries = entries.filter(|_| !is_cleared(dir));
         for entry in entries.into_iter().flatten() {
             let name = entry?.file_name();
-            if let Some(number) = name.to_str().and_then(crate::disk::file_disk::number_of) {
+            if let Some(number) = name.to_str().and_then(number_of) {
                 files.push((number, File::open(dir.join(&name))?));
             }
         }

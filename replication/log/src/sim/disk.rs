@@ -340,6 +340,14 @@ impl SimDisk {
                 let result = if is_stopped || is_failing { Err(failed()) } else { Ok(()) };
                 DiskCompletion { token, result, buffer: None }
             }
+            DiskRequest::Clear { token } => {
+                let is_failing = is_stopped || self.rng.chance(self.faults.write);
+                if !is_failing {
+                    self.platter.lock().files.clear();
+                }
+                let result = if is_failing { Err(failed()) } else { Ok(()) };
+                DiskCompletion { token, result, buffer: None }
+            }
             DiskRequest::Create { token, file, len, header } => {
                 let is_failing = is_stopped || self.rng.chance(self.faults.create);
                 if !is_failing {

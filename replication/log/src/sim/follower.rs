@@ -89,6 +89,8 @@ struct FollowerWorld {
     /// The highest trim LSN that any written batch had.
     trim_written: Lsn,
     may_be_damaged: bool,
+    /// Whether the machine stops while the log is in use: files cannot be made then, either.
+    may_stop: bool,
     /// Whether a damaged end was found and the log has not been changed since.
     has_damaged_end: bool,
     stats: Stats,
@@ -118,6 +120,7 @@ impl FollowerWorld {
             trim_lsn: Lsn::NONE,
             trim_written: Lsn::NONE,
             may_be_damaged: false,
+            may_stop: false,
             has_damaged_end: false,
             stats: Stats::default(),
             rng,
@@ -138,7 +141,8 @@ impl FollowerWorld {
     fn open(&mut self) -> Result<Option<FollowerLog>, String> {
         let mut disk = SimDisk::new(Arc::clone(&self.platter), self.rng.next(), self.is_immediate);
         disk.faults = self.faults;
-        if self.rng.chance(50) {
+        self.may_stop = self.rng.chance(50);
+        if self.may_stop {
             disk.stop_after(self.rng.below(60));
         }
         let opening = FollowerOpening {
@@ -314,7 +318,7 @@ impl FollowerWorld {
             self.stats.full += 1;
             let newest = self.batches.last().expect("it is full").header.last_lsn();
             // A ring whose next file cannot be made has only one.
-            let is_short = self.faults.create > 0;
+            let is_short = self.faults.create > 0 || self.may_stop;
             if !log.is_full() || (self.trim_lsn >= newest && !is_short) {
                 return Err("full, although everything is destaged".into());
             }

@@ -169,7 +169,7 @@ fn reset_drops_a_log_that_lacks_its_position_and_no_other() {
         let effects = follower.on_request(0, reset(before));
         assert_eq!(follower.log(), &LogIndex::new(before));
         let stored = *follower.document();
-        assert_eq!((stored.proof, stored.synced), (Proof::Nothing, before.sequence));
+        assert_eq!((stored.proof, stored.synced), (Proof::All, before.sequence));
         assert_eq!(effects[1..3], [Effect::Store(stored), Effect::Reset(before)]);
         assert!(
             matches!(effects[3], Effect::Answer(Answer::Appended { run: 2, written, .. })

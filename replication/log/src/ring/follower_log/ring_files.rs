@@ -114,6 +114,22 @@ impl RingFiles {
         Ok(())
     }
 
+    /// Removes all files: the ring is as one that was never made. After a crash it may be the old one.
+    pub(super) fn clear(&mut self) -> Result<()> {
+        let is_making = |state: &FileState| matches!(state, FileState::Creating(_));
+        self.reap(None);
+        while self.states.iter().any(is_making) {
+            self.disk.wait();
+            self.reap(None);
+        }
+        let token = self.token();
+        let result = self.run(token, DiskRequest::Clear { token });
+        self.fail_on(result, || "could not remove the files of the write log".into())?;
+        self.states.fill(FileState::Absent);
+        self.dirty.clear();
+        Ok(())
+    }
+
     /// Counts all files as unsynced.
     pub(super) fn mark_all_dirty(&mut self) {
         self.dirty = self.made().collect();

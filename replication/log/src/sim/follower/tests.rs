@@ -77,6 +77,7 @@ fn finds(name: &str, seeded_bugs: SeededBugs, faults: Faults) {
 fn seeded_bugs_of_a_members_ring_are_found() {
     let (off, none) = (SeededBugs::default(), Faults::default());
     finds("cut not cleared", SeededBugs { cut_not_cleared: true, ..off }, none);
+    finds("reset not cleared", SeededBugs { reset_not_cleared: true, ..off }, none);
     finds("stale batches kept", SeededBugs { stale_kept: true, ..off }, none);
     finds("released early", SeededBugs { released_early: true, ..off }, none);
     finds("file entered at once", SeededBugs { entered_at_once: true, ..off }, none);
