@@ -255,8 +255,9 @@ impl Cluster {
         Ok(Connection::new((node, peer.name), service, pool, stream))
     }
 
-    /// Serves connections, and exchanges lists with the other nodes. Runs until it is dropped.
-    pub async fn serve(&self, listener: TcpListener) {
+    /// Serves the connections of these listeners, and exchanges lists with the other nodes. Runs until
+    /// it is dropped.
+    pub async fn serve(&self, listeners: Vec<TcpListener>) {
         let dialing = self.clone();
         let dial = move |node| {
             let cluster = dialing.clone();
@@ -264,11 +265,16 @@ impl Cluster {
         };
         let clock = Arc::clone(&self.0.environment.clock);
         let exchange = exchange::run(&self.0.membership, &self.0.spread, &*clock, dial);
-        tokio::join!(self.accept_all(listener), exchange);
+        let strangers = Arc::new(Semaphore::new(STRANGER_COUNT_MAX));
+        let accepting = listeners.into_iter().map(|listener| {
+            let (cluster, strangers) = (self.clone(), Arc::clone(&strangers));
+            async move { cluster.accept_all(listener, strangers).await }
+        });
+        let accepting: JoinSet<()> = accepting.collect();
+        tokio::join!(exchange, accepting.join_all());
     }
 
-    async fn accept_all(&self, listener: TcpListener) {
-        let strangers = Arc::new(Semaphore::new(STRANGER_COUNT_MAX));
+    async fn accept_all(&self, listener: TcpListener, strangers: Arc<Semaphore>) {
         let mut tasks = JoinSet::new();
         loop {
             let permit = Arc::clone(&strangers).acquire_owned().await;

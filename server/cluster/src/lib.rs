@@ -40,6 +40,7 @@ pub mod token;
 pub use admission::{Conflict, Node};
 pub use cluster::{Cluster, Environment, Handler};
 pub use connection::{Connection, Frame, FrameReader, FrameWriter, PeerStream, Service};
-pub use identity::{ClusterId, NodeId};
+pub use identity::{ClusterId, NodeId, node_dir};
+pub use join::TOKEN_LIFE_SECONDS;
 pub use membership::is_member;
 pub use token::Token;

@@ -41,7 +41,7 @@ async fn listen() -> (TcpListener, String) {
 
 fn serve(cluster: &Cluster, listener: TcpListener) -> JoinHandle<()> {
     let cluster = cluster.clone();
-    tokio::spawn(async move { cluster.serve(listener).await })
+    tokio::spawn(async move { cluster.serve(vec![listener]).await })
 }
 
 async fn founder(name: &str, clock: &ManualClock) -> Running {

@@ -68,7 +68,7 @@ fn local_options(log_dir: &Path) -> LocalOptions {
 
 fn serve(cluster: &Cluster, listener: TcpListener) -> JoinHandle<()> {
     let cluster = cluster.clone();
-    tokio::spawn(async move { cluster.serve(listener).await })
+    tokio::spawn(async move { cluster.serve(vec![listener]).await })
 }
 
 impl Nodes {
