@@ -34,6 +34,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "api",
             "block",
             "cli",
+            "cluster",
             "config",
             "control",
             "devices",

@@ -6,6 +6,8 @@
 //! - A mistake in the arguments or in the configuration is found before anything is asked, and is a
 //!   [`Failure::Usage`].
 
+mod node;
+
 use crate::adapters::pool_volumes;
 use crate::handlers;
 use crate::limits::{self, lock_memory};
@@ -79,6 +81,7 @@ pub(crate) async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             let new = new_key(new).map_err(Failure::Usage)?;
             ask(cli, pool, Request::Key(KeyRequest::Rotate { new })).await?;
         }
+        Command::Node(command) => node::run(cli, command).await?,
         Command::Config(ConfigCommand::Show(args)) => {
             let config = load(args.config_path().as_deref(), args.settings())?;
             output::emit(cli.output, &config_info(&config), print::config)?;

@@ -14,6 +14,7 @@ mod convert;
 mod copy;
 mod device;
 mod key;
+pub(crate) mod node;
 mod pool;
 mod restore;
 mod scrub;
@@ -34,6 +35,7 @@ use crate::admin::AdminHandler;
 use crate::roles::Roles;
 use api::{Reply, Request};
 use block::{Error, ErrorKind, Result, VolumeId};
+use cluster::Cluster;
 use engine::copies::Copies;
 use engine::open_pool::OpenPool;
 use engine::reservations::DetachGuard;
@@ -79,6 +81,11 @@ impl AdminPool {
         let open = self.open().await?;
         let _kept = self.guard_id_detached(&open, "remove", "whose time is over", id).await?;
         open.pool.remove_expired(id).await
+    }
+
+    /// The node that the daemon serves, if its directory is one.
+    fn cluster(&self) -> Option<&Cluster> {
+        self.roles.as_ref().map(|roles| roles.cluster())
     }
 
     /// Makes the handler of a daemon.
@@ -196,6 +203,7 @@ impl AdminHandler for AdminPool {
             Request::Scrub(request) => self.scrub(request).await,
             Request::Key(request) => key::handle(&open, request).await,
             Request::Device(request) => self.device(request).await,
+            Request::Node(request) => node::answer(self.cluster(), &open.config.dir, request).await,
         }
     }
 

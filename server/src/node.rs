@@ -1,38 +1,127 @@
-//! The node of a cluster in this directory.
+//! The directory of a daemon as a node of a cluster: opening it, and serving it to the other nodes.
+//!
+//! Invariants:
+//! - A daemon listens on every address of its node, or does not start.
+//! - The service ends with its guard, and so with the daemon.
 
 use block::env::{SystemClock, SystemRandom};
 use block::{Error, ErrorKind, Result};
 use cluster::{Cluster, Environment};
 use config::Config;
-use std::path::PathBuf;
+use futures::FutureExt;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, lookup_host};
+use tokio::task::JoinHandle;
 
-/// Returns the directory of the node's identity.
+/// Returns the place of the node's identity and of its list of nodes, `DIR/node`.
+#[must_use]
 pub(crate) fn home(config: &Config) -> PathBuf {
-    config.dir().join("node")
+    cluster::node_dir(config.dir())
 }
 
-/// Opens the node; `None` if the directory belongs to no cluster.
+/// Returns the clock and the randomness of this machine.
+#[must_use]
+pub(crate) fn environment() -> Environment {
+    Environment { clock: Arc::new(SystemClock), random: Arc::new(SystemRandom) }
+}
+
+/// Opens the node of the configured directory; `None` if it belongs to no cluster. Waits for the
+/// disk.
+///
+/// # Errors
+/// Those of [`Cluster::open`].
 pub(crate) fn open(config: &Config) -> Result<Option<Cluster>> {
-    let home = home(config);
-    if !cluster::is_member(&home) {
-        return Ok(None);
-    }
-    let environment = Environment { clock: Arc::new(SystemClock), random: Arc::new(SystemRandom) };
-    Cluster::open(&home, environment).map(Some)
+    let opened = open_in(config.dir());
+    opened.map_err(|error| error.context(format!("open node {}", home(config).display())))
 }
 
-/// Listens on the addresses under which the cluster knows this node.
-pub(crate) async fn bind(cluster: &Cluster) -> Result<Vec<TcpListener>> {
-    let own = cluster.nodes().into_iter().find(|node| node.id == cluster.node_id());
-    let mut listeners = Vec::new();
-    for address in own.map(|node| node.addresses).unwrap_or_default() {
-        let bound = TcpListener::bind(&address).await;
-        listeners.push(bound.map_err(|error| {
-            let what = format!("listen on {address}, the address of this node in its cluster");
-            Error::with_source(ErrorKind::Io, what, error)
-        })?);
+/// Opens the node in `dir`, the directory of a pool; `None` if it belongs to no cluster. Waits for
+/// the disk.
+///
+/// # Errors
+/// Those of [`Cluster::open`].
+pub(crate) fn open_in(dir: &Path) -> Result<Option<Cluster>> {
+    match cluster::is_member(dir) {
+        true => Cluster::open(dir, environment()).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// Tells whether the cluster has this node: it was not removed, as far as this node knows.
+#[must_use]
+pub(crate) fn is_admitted(cluster: &Cluster) -> bool {
+    cluster.nodes().iter().any(|node| node.id == cluster.node_id())
+}
+
+/// The service of a node to the others, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Serving(JoinHandle<()>);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Serves a node on its addresses. `None` if it was removed from the cluster.
+///
+/// # Errors
+/// `Invalid` for an address that has no resolution; `Io` if it cannot be bound.
+pub(crate) async fn serve(cluster: &Cluster) -> Result<Option<Serving>> {
+    let nodes = cluster.nodes();
+    let Some(own) = nodes.iter().find(|node| node.id == cluster.node_id()) else {
+        tracing::warn!(
+            node = %cluster.node_name(),
+            "this node was removed from the cluster; the daemon serves its pool without it"
+        );
+        return Ok(None);
+    };
+    let listeners = listen(&own.addresses).await?;
+    tracing::info!(
+        node = %own.name,
+        addresses = own.addresses.join(", "),
+        "the daemon serves other nodes"
+    );
+    let serving = cluster.clone();
+    let task = tokio::spawn(async move {
+        let served = AssertUnwindSafe(serving.serve(listeners)).catch_unwind().await;
+        if served.is_err() {
+            tracing::error!("the daemon no longer serves other nodes: their service has panicked");
+        }
+    });
+    Ok(Some(Serving(task)))
+}
+
+/// Listens on all addresses, each once.
+async fn listen(addresses: &[String]) -> Result<Vec<TcpListener>> {
+    let (mut listeners, mut bound) = (Vec::new(), BTreeSet::new());
+    for text in addresses {
+        let resolved = lookup_host(text).await.map_err(|error| {
+            let context = format!("listen for other nodes on {text}: it has no address");
+            Error::with_source(ErrorKind::Invalid, context, error)
+        })?;
+        for address in resolved.filter(|address| bound.insert(*address)) {
+            listeners.push(listen_on(text, address).await?);
+        }
     }
     Ok(listeners)
 }
+
+async fn listen_on(text: &str, address: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let shown = address.to_string();
+        let resolved = if shown == text { String::new() } else { format!(" ({shown})") };
+        let context = format!(
+            "listen for other nodes on {text}{resolved}, an address of this node; see `spindle node \
+             list`"
+        );
+        Error::with_source(ErrorKind::Io, context, error)
+    })
+}
+
+#[cfg(test)]
+mod tests;

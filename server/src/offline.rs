@@ -2,11 +2,12 @@
 //!
 //! Invariants:
 //! - Only the creation of a volume may make its pool.
+//! - A request about nodes opens no pool.
 //! - A request that changes nothing does not take a pool that was closed in order: it is answered
 //!   from the store alone.
 
 use crate::admin::AdminHandler;
-use crate::handlers::{AdminPool, answers_closed};
+use crate::handlers::{self, AdminPool, answers_closed};
 use api::volume::VolumeRequest;
 use api::{Reply, Request};
 use block::Result;
@@ -22,6 +23,9 @@ use engine::opening::Opening;
 pub(crate) async fn ask(config: Config, request: Request) -> Result<Reply> {
     if let Some(reply) = cli::client::call(config.dir(), &request).await? {
         return Ok(reply);
+    }
+    if let Request::Node(request) = request {
+        return handlers::node::answer(None, config.dir(), request).await;
     }
     let pool = open(config, &request).await?;
     let outcome = pool.handle(request).await;

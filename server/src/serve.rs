@@ -10,8 +10,8 @@ use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::handlers::{AdminPool, DaemonParts};
-use crate::limits;
 use crate::roles::{MemberAdmin, Roles};
+use crate::{limits, node};
 use block::{Error, ErrorKind, Job, Result};
 use config::Config;
 use control::keys::KeySource;
@@ -67,7 +67,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl Fn(&[String]))
     let mut signals = Signals::new()?;
     check_places(config).await?;
     let opening = if take_over { Opening::TakeOver } else { Opening::OrNew };
-    let Some(cluster) = crate::node::open(config)? else {
+    let Some(cluster) = node::open(config)?.filter(node::is_admitted) else {
         let pool = config.pool();
         let terms = Terms { pool: &pool, opening, roles: None };
         return match serve_pool(config, terms, &mut signals, &announce).await? {
@@ -76,16 +76,10 @@ pub async fn run(config: &Config, take_over: bool, announce: impl Fn(&[String]))
         };
     };
     limits::prepare();
-    let listeners = crate::node::bind(&cluster).await?;
     let roles = Roles::start(config, cluster.clone()).await?;
-    let mut serving = tokio::task::JoinSet::new();
-    for listener in listeners {
-        let cluster = cluster.clone();
-        serving.spawn(async move { cluster.serve(listener).await });
-    }
-    let served = run_node(config, &roles, opening, &mut signals, &announce).await;
-    serving.shutdown().await;
-    served
+    // Other nodes reach this one while the pool is still opened.
+    let _serving = node::serve(&cluster).await?;
+    run_node(config, &roles, opening, &mut signals, &announce).await
 }
 
 /// Longest pause before a member that could not open the pool tries again. Chosen by hand.

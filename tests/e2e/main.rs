@@ -30,6 +30,7 @@ mod ill_store;
 mod late;
 mod mounted;
 mod neighbour;
+mod nodes;
 mod one_object;
 mod operator;
 mod postgres;

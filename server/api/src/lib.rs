@@ -22,6 +22,7 @@ pub mod error;
 pub mod key;
 pub mod member;
 pub mod message;
+pub mod node;
 pub mod pool;
 pub mod reply;
 pub mod request;

@@ -6,6 +6,7 @@ use crate::copy::CopyInfo;
 use crate::device::{AttachmentInfo, ClientInfo, RemoteDeviceInfo};
 use crate::key::{Secret, SlotKind};
 use crate::member::MembersInfo;
+use crate::node::{NodesInfo, TokenInfo};
 use crate::pool::FsckInfo;
 use crate::scrub::ScrubInfo;
 use crate::snapshot::{DiffInfo, ScheduleInfo, SnapshotInfo};
@@ -70,6 +71,10 @@ pub enum Reply {
         /// Sorted by device.
         devices: Vec<RemoteDeviceInfo>,
     },
+    /// The nodes of the cluster.
+    Nodes(NodesInfo),
+    /// A token that admits a node, printed only this once.
+    NodeToken(TokenInfo),
     /// The key was replaced.
     KeyRotated {
         /// Kind of the secret that opens the pool now.

@@ -5,6 +5,7 @@
 use crate::copy::CopyRequest;
 use crate::device::DeviceRequest;
 use crate::key::KeyRequest;
+use crate::node::NodeRequest;
 use crate::pool::PoolRequest;
 use crate::restore::RestoreRequest;
 use crate::scrub::ScrubRequest;
@@ -38,6 +39,8 @@ pub enum Request {
     Key(KeyRequest),
     /// About block devices of this machine.
     Device(DeviceRequest),
+    /// About the nodes of the cluster.
+    Node(NodeRequest),
 }
 
 impl Request {

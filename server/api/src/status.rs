@@ -3,6 +3,7 @@
 //! Invariant: counters count since the start of the daemon unless they say otherwise.
 
 use crate::key::KeySlotInfo;
+use crate::node::NodeStatus;
 use crate::restore::RestoreInfo;
 use crate::volume::DedupInfo;
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,9 @@ pub struct StatusInfo {
     /// The read cache on disk; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheInfo>,
+    /// Place of the directory in its cluster; absent if it belongs to none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeStatus>,
     /// Memory budget in bytes.
     pub memory_bytes_max: u64,
     /// Ways to open the pool.

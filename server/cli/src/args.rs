@@ -1,7 +1,7 @@
 //! The grammar of the command line, one module a noun, and the requests that commands send.
 //!
 //! Invariants:
-//! - No secret is taken from an argument.
+//! - No secret is taken from an argument, except a join token, which admits one node within an hour.
 //! - Paths in requests are absolute: the daemon has another working directory.
 //! - A request is made from the arguments alone. Checks that need the rules of the engine, such as
 //!   the range of a size, follow in server.
@@ -9,6 +9,7 @@
 mod copy;
 mod device;
 mod key;
+mod node;
 mod pool;
 mod scrub;
 mod serve;
@@ -19,6 +20,7 @@ mod volume;
 pub use copy::{CopyCommand, CopyOpenArgs, RestoreArgs, place};
 pub use device::{AttachArgs, AttachPlan, DetachArgs, is_uri};
 pub use key::{KeyArgs, KeyCommand, NewKeyArgs};
+pub use node::{NewNodeArgs, NodeCommand};
 pub use pool::{FsckArgs, PoolArgs, PoolCommand};
 pub use scrub::ScrubCommand;
 pub use serve::{ConfigCommand, DemoArgs, ServeArgs};
@@ -103,6 +105,9 @@ pub enum Command {
     /// Back up or replace the keys of a pool
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Join machines to a cluster, list its nodes, and remove them
+    #[command(subcommand)]
+    Node(NodeCommand),
     /// Show the configuration, or print an example
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -123,6 +128,7 @@ impl Command {
             Command::Clone(args) => args.request()?,
             Command::Copy(command) => return command.request(),
             Command::Scrub(command) => command.request()?,
+            Command::Node(command) => return Ok(command.request()),
             Command::Status(pool) => (pool, Request::Pool(PoolRequest::Status {})),
             Command::Drain(pool) => (pool, Request::Pool(PoolRequest::Drain {})),
             Command::Pool(command) => return Ok(command.request()),

@@ -6,6 +6,7 @@ mod config;
 mod copy;
 mod demo;
 mod device;
+mod node;
 mod pool;
 mod scrub;
 mod snapshot;
@@ -15,6 +16,7 @@ mod volume;
 pub use config::{config, example, version};
 pub use copy::restored_copy;
 pub use demo::demo;
+pub use node::{cluster_founded, cluster_joined};
 pub use pool::{fsck, pool_purged, pool_removed, pool_restored};
 pub use snapshot::diff;
 
@@ -46,6 +48,8 @@ pub fn reply(reply: &Reply) -> String {
         Reply::Attached(info) => device::attached(info),
         Reply::Attachments { attachments, clients } => device::list(attachments, clients),
         Reply::RemoteDevices { devices } => device::remote_devices(devices),
+        Reply::Nodes(info) => node::nodes(info),
+        Reply::NodeToken(info) => node::token(info),
         Reply::KeyRotated { message, .. } => format!("{message}\n"),
     }
 }

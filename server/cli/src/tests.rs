@@ -38,6 +38,10 @@ fn the_documented_command_lines_parse() {
         "spindle key backup --dir /d",
         "spindle key rotate --dir /d --new-passphrase-env P",
         "spindle key rotate --dir /d --new-command kms --unwrap -x",
+        "spindle node init --dir /d --address 10.0.0.1:7400 --name n1",
+        "spindle node join - --dir /d --address 10.0.0.1:7400 --address [fd00::1]:7400",
+        "spindle node list --dir /d -o json",
+        "spindle node remove n2 --dir /d",
         "spindle config show --dir /d --memory 2G",
         "spindle config example",
         "spindle version",
@@ -58,10 +62,19 @@ fn the_documented_command_lines_parse() {
         "spindle status --key-file /k --passphrase-file /p",
         "spindle status --passphrase hunter2",
         "spindle key rotate --new-key-file /a --new-passphrase-env P",
+        "spindle node init --dir /d",
+        "spindle node join --dir /d --address h:1",
+        "spindle node remove --dir /d",
     ] {
         let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
         assert_eq!(error.exit_code(), 2, "{line}");
     }
+}
+
+#[test]
+fn parsed_token_is_not_in_debug_texts() {
+    let cli = parse("spindle node join spindlehunter2 --address h:1");
+    assert!(!format!("{cli:?}").contains("hunter2"));
 }
 
 #[test]

@@ -2,13 +2,13 @@
 //!
 //! Invariant: no request here changes anything.
 
-use super::convert;
 use super::copy::copy_infos;
 use super::restore::restore_info;
 use super::scrub::scrub_info;
 use super::snapshot::{Held, snapshot_info};
 use super::status::{condition_counts, space_info, tier_info};
 use super::volume::{VolumeSeen, by_name, dedup_info, named_volume, volume_info_of};
+use super::{convert, node};
 use crate::admin::AdminHandler;
 use api::copy::CopyRequest;
 use api::pool::PoolRequest;
@@ -87,6 +87,11 @@ async fn status_of(pool: &ClosedPool) -> Result<StatusInfo> {
     let (records, tier) = (pool.records()?, pool.tier.status());
     let conditions: Vec<ConditionInfo> =
         pool.conditions.list().into_iter().map(ConditionInfo::from).collect();
+    let mut warnings: Vec<String> = conditions.iter().map(ConditionInfo::line).collect();
+    let node = node::status(None, &pool.config.dir).await.unwrap_or_else(|error| {
+        warnings.push(error.context("show the node").chain());
+        None
+    });
     let present = records.iter().filter(|record| record.state == VolumeState::Present);
     let (manifest, lsn) = (&pool.manifest, pool.tier.destaged_lsn().0);
     Ok(StatusInfo {
@@ -120,10 +125,11 @@ async fn status_of(pool: &ClosedPool) -> Result<StatusInfo> {
             .map(|restored| restore_info(restored, restored.origin.is_complete)),
         nbd: None,
         cache: None,
+        node,
         memory_bytes_max: pool.config.memory_bytes_max,
         key_slots: convert::key_slots(pool.keys.slots()),
         has_recovery_key: pool.keys.has_recovery(),
-        warnings: conditions.iter().map(ConditionInfo::line).collect(),
+        warnings,
         conditions,
         condition_counts: condition_counts(&pool.conditions),
         condition_excluded_count: pool.conditions.excluded_count(),

@@ -2,7 +2,7 @@
 
 use super::restore::restore_info;
 use super::volume::{dedup_info, ratio};
-use super::{AdminPool, convert, name_of};
+use super::{AdminPool, convert, name_of, node};
 use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DestageInfo, LogInfo, NbdInfo, SpaceInfo,
     StalledInfo, StatusInfo, TierInfo,
@@ -33,7 +33,12 @@ impl AdminPool {
         let failure = open.pool.fatal().map(|error| error.chain());
         let conditions: Vec<ConditionInfo> =
             open.conditions.list().into_iter().map(ConditionInfo::from).collect();
-        let warnings = conditions.iter().map(ConditionInfo::line).collect();
+        let mut warnings: Vec<String> = conditions.iter().map(ConditionInfo::line).collect();
+        let node = node::status(self.cluster(), &open.config.dir).await;
+        let node = node.unwrap_or_else(|error| {
+            warnings.push(error.context("show the node").chain());
+            None
+        });
         let spill_bytes: u64 = progress.stalled.values().map(|stalled| stalled.spill_bytes).sum();
         StatusInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -81,6 +86,7 @@ impl AdminPool {
             nbd: self.nbd.as_ref().map(|server| nbd_info(server.status())),
             cache: tier.frames.cache.as_ref().map(cache_info),
             tier: tier_info(tier),
+            node,
             memory_bytes_max: open.config.memory_bytes_max,
             key_slots: convert::key_slots(key_slots),
             has_recovery_key,

@@ -4,6 +4,7 @@
 
 use super::Roles;
 use crate::admin::AdminHandler;
+use crate::handlers::node;
 use api::pool::PoolRequest;
 use api::{Reply, Request};
 use block::{Error, ErrorKind, Result};
@@ -51,6 +52,9 @@ impl AdminHandler for MemberAdmin {
             Request::Pool(PoolRequest::TakeOver {}) => {
                 self.roles.take_over()?;
                 Ok(Reply::Done { message: "this node takes the pool over".to_owned() })
+            }
+            Request::Node(request) => {
+                node::answer(Some(self.roles.cluster()), &self.roles.pool.dir, request).await
             }
             _ => Err(self.elsewhere().await),
         }

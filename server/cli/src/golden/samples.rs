@@ -9,6 +9,7 @@ use api::demo::{DemoInfo, LatencyInfo};
 use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver, RemoteDeviceInfo};
 use api::key::{KeySlotInfo, Secret, SlotKind};
 use api::member::{MemberInfo, MembersInfo};
+use api::node::NodeStatus;
 use api::pool::{FsckInfo, PoolPurged, PoolRemoved, PoolRestored};
 use api::restore::{PoolFromCopy, RestoreInfo};
 use api::scrub::{BadSegmentInfo, ScrubInfo};
@@ -453,6 +454,14 @@ fn eventful_status() -> StatusInfo {
             dropped_count: 5,
             bad_count: 1,
             error_count: 2,
+        }),
+        node: Some(NodeStatus {
+            name: "n1".to_owned(),
+            id: "aaaaaaaa-bbbb-8ccc-9ddd-eeeeeeeeeee1".to_owned(),
+            cluster: "99998888-7777-8666-9555-444433332222".to_owned(),
+            node_count: 3,
+            is_admitted: true,
+            is_served: true,
         }),
         has_recovery_key: true,
         warnings: vec![condition.line()],

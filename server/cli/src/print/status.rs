@@ -1,6 +1,6 @@
 //! Text output about the state of a pool.
 
-use super::pairs;
+use super::{node, pairs};
 use api::restore::RestoreInfo;
 use api::status::{CacheInfo, ConditionInfo, NbdInfo, SpaceInfo, StatusInfo};
 use block::quantities::{ByteSize, utc};
@@ -95,6 +95,9 @@ pub(super) fn status(info: &StatusInfo) -> String {
     ]);
     if let Some(restored) = &info.restored {
         text.push_str(&pairs(&[("restored", restored_from(restored))]));
+    }
+    if let Some(status) = &info.node {
+        text.push_str(&pairs(&[("node", node::place(status))]));
     }
     for endpoint in &info.endpoints {
         let _ = writeln!(text, "{endpoint}");

@@ -1,0 +1,96 @@
+//! Fixed replies of the golden tests about the nodes of a cluster.
+
+use super::{Case, case, done, reply};
+use crate::print;
+use api::Reply;
+use api::key::Secret;
+use api::node::{ClusterFounded, ClusterJoined, NodeInfo, NodesInfo, TokenInfo};
+
+const CLUSTER: &str = "99998888-7777-8666-9555-444433332222";
+
+fn node(name: &str, digit: char) -> NodeInfo {
+    let id = "aaaaaaaa-bbbb-8ccc-9ddd-eeeeeeeeeee";
+    NodeInfo {
+        name: name.to_owned(),
+        id: format!("{id}{digit}"),
+        addresses: vec![format!("10.0.0.{digit}:7400")],
+        ..NodeInfo::default()
+    }
+}
+
+fn token(is_served: bool) -> TokenInfo {
+    let token = Secret::new("spindleae5dkmr2".to_owned());
+    TokenInfo { token, valid_seconds: 3600, is_served }
+}
+
+pub(super) fn about_nodes() -> Vec<(&'static str, Vec<Case>)> {
+    let cluster = || CLUSTER.to_owned();
+    let this = NodeInfo { is_this: true, ..node("n1", '1') };
+    let mut other = NodeInfo { connection_count: Some(2), ..node("n2", '2') };
+    other.addresses.push("[fd00::2]:7400".to_owned());
+    let unserved = vec![this.clone(), node("n2", '2')];
+    let alone =
+        NodesInfo { cluster: cluster(), is_served: false, nodes: unserved, warnings: Vec::new() };
+    let warnings = vec!["2 nodes are called n2: aaaa and bbbb".to_owned()];
+    let served = NodesInfo {
+        cluster: cluster(),
+        is_served: true,
+        nodes: vec![this.clone(), other],
+        warnings,
+    };
+    let founded = |is_restart_needed| ClusterFounded {
+        cluster: cluster(),
+        node: this.clone(),
+        token: token(false),
+        is_restart_needed,
+    };
+    let joined = |is_restart_needed| ClusterJoined {
+        cluster: cluster(),
+        node: NodeInfo { is_this: true, ..node("n2", '2') },
+        node_count: 2,
+        is_restart_needed,
+    };
+    let init = "spindle node init --address 10.0.0.1:7400";
+    let join = "spindle node join spindleae5dkmr2 --address 10.0.0.2:7400 --name n2";
+    vec![
+        (
+            "node-init",
+            vec![
+                case(init, &founded(false), print::cluster_founded),
+                case(init, &founded(true), print::cluster_founded),
+            ],
+        ),
+        (
+            "node-join",
+            vec![
+                case(join, &joined(false), print::cluster_joined),
+                case(
+                    "spindle node join - --address 10.0.0.2:7400 --address h:1",
+                    &joined(true),
+                    print::cluster_joined,
+                ),
+            ],
+        ),
+        (
+            "node-token",
+            vec![
+                reply("spindle node token", Reply::NodeToken(token(true))),
+                reply("spindle node token", Reply::NodeToken(token(false))),
+            ],
+        ),
+        (
+            "node-list",
+            vec![
+                reply("spindle node list", Reply::Nodes(served)),
+                reply("spindle node list", Reply::Nodes(alone)),
+            ],
+        ),
+        (
+            "node-remove",
+            vec![done(
+                "spindle node remove n2",
+                "node n2 is removed, and its connections are closed",
+            )],
+        ),
+    ]
+}
