@@ -37,7 +37,7 @@ impl Nodes {
         let address = free_address();
         let founded = nodes[0].json(&["node", "init", "--address", &address, "--name", NAMES[0]]);
         nodes[0].restart();
-        let mut token = founded["token"].as_str().expect("a token").to_owned();
+        let mut token = founded["token"]["token"].as_str().expect("a token").to_owned();
         for number in 1..NAMES.len() {
             let key = "spindle.key";
             let copied = std::fs::copy(nodes[0].dir().join(key), nodes[number].dir().join(key));
