@@ -5,7 +5,7 @@
 //! - No message that decodes makes a state machine panic, whatever state it is in.
 
 use crate::SMALL;
-use block::{Epoch, Position};
+use block::{Epoch, Lsn, Position};
 use bytes::Bytes;
 use fuzz::{Outcome, Target, corpus};
 use replication::{
@@ -67,6 +67,7 @@ fn take_request(request: Request) {
             is_sync: true,
             lease: None,
             configuration: 9,
+            trim_lsn: Lsn(0x1010),
         };
         let _ = follower.on_request(now, ask);
         assert!(follower.document().promised >= Epoch(1));
@@ -93,7 +94,7 @@ fn take_answer(answer: &Answer) {
     let _ = (candidate.decide(), candidate.may_open(&log), candidate.read(log.tail(), &log));
     candidate.on_own_answer(answer, &log);
     if let Answer::Batches { start, previous, batches, .. } = answer {
-        take_request(candidate.store(*start, *previous, batches.clone(), &log));
+        take_request(candidate.store(*start, *previous, batches.clone(), &log, Lsn(0x1010)));
     }
 }
 

@@ -15,7 +15,7 @@ use crate::log_index::LogIndex;
 use crate::messages::{Answer, LEASE_NS_MAX, Lease, Proof, Request, hold};
 use crate::quorum::{Configuration, MemberId};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
-use block::{Epoch, Position};
+use block::{Epoch, Lsn, Position};
 use uuid::Uuid;
 
 /// The small document that a member keeps beside its log, on stable storage.
@@ -46,7 +46,16 @@ pub enum Effect {
     Cut(u64),
     /// Drop the log and begin behind this position, on stable storage.
     Reset(Position),
-    /// Write batches behind the newest one.
+    /// Release what is in the store: the entries up to `trim_lsn`, in batches up to the sequence `last`
+    /// ([`Follower::on_released`] follows). The owner's entries are those of this log only up to there.
+    Release {
+        /// Everything in the owner's log up to this entry is in the store.
+        trim_lsn: Lsn,
+        /// Newest batch that is known to be the owner's.
+        last: u64,
+    },
+    /// Write batches behind the newest one. If the log has no room for one of them, nothing that follows
+    /// is done, but what [`Follower::on_full`] says.
     Write(Vec<Batch>),
     /// Put everything that was written on stable storage.
     Sync,
@@ -193,7 +202,14 @@ impl Follower {
             Request::Read { after, .. } => self.on_read(epoch, after),
             Request::Reset { before, .. } => self.on_reset(now, epoch, before),
             Request::Append {
-                previous, batches, proven_at, is_sync, lease, configuration, ..
+                previous,
+                batches,
+                proven_at,
+                is_sync,
+                lease,
+                configuration,
+                trim_lsn,
+                ..
             } => {
                 let is_short = lease.is_none_or(|lease| lease.length <= LEASE_NS_MAX);
                 if !is_short || !is_chain(previous, &batches, epoch) {
@@ -208,7 +224,7 @@ impl Follower {
                 }
                 let written =
                     batches.last().map_or(previous.sequence, |batch| batch.position.sequence);
-                self.store(batches, &mut effects);
+                self.store((previous, trim_lsn), batches, &mut effects);
                 let is_proven = proven_at
                     .is_some_and(|(run, at)| run == self.document.run && at.sequence <= written);
                 if is_proven && self.document.proof != Proof::All {
@@ -320,6 +336,29 @@ impl Follower {
         vec![Effect::Store(self.document), Effect::Cut(end)]
     }
 
+    /// Notes that the log had no room for the batches above `sequence`, and says what to do in place of
+    /// `undone`, the effects behind [`Effect::Write`]. `stored` is the document that was stored last. The
+    /// owner moves only synced batches to the store, and so makes room: what is here gets synced.
+    pub fn on_full(
+        &mut self,
+        stored: Document,
+        sequence: u64,
+        undone: impl IntoIterator<Item = Effect>,
+    ) -> Vec<Effect> {
+        self.document = stored; // a proof that the rest of the request would have given is not stored
+        self.log.cut(sequence);
+        let written = self.log.tail().sequence;
+        self.synced = written;
+        let mut effects = vec![Effect::Sync];
+        effects.extend(undone.into_iter().filter_map(|effect| match effect {
+            Effect::Answer(Answer::Appended { epoch, run, lease, .. }) => {
+                Some(Effect::Answer(Answer::Full { epoch, run, written, lease }))
+            }
+            _ => None,
+        }));
+        effects
+    }
+
     /// Notes that the ring has released every batch up to `sequence`, because it is in the store.
     pub fn on_released(&mut self, sequence: u64) {
         self.log.release(sequence);
@@ -377,12 +416,16 @@ impl Follower {
     }
 
     /// Stores the batches that the log does not have, in place of others at the same sequences.
-    fn store(&mut self, batches: Vec<Batch>, effects: &mut Vec<Effect>) {
+    fn store(
+        &mut self,
+        (previous, trim_lsn): (Position, Lsn),
+        mut batches: Vec<Batch>,
+        effects: &mut Vec<Effect>,
+    ) {
         let known = batches.iter().take_while(|batch| self.log.has(batch.position)).count();
-        let new: Vec<Batch> = batches.into_iter().skip(known).collect();
-        let Some(first) = new.first() else { return };
-        let end = first.position.sequence - 1;
-        if self.log.tail().sequence > end {
+        let new = batches.split_off(known);
+        let end = batches.last().map_or(previous, |batch| batch.position).sequence;
+        if !new.is_empty() && self.log.tail().sequence > end {
             self.log.cut(end);
             self.synced = self.synced.min(end);
             if self.document.synced > end {
@@ -392,8 +435,14 @@ impl Follower {
             }
             effects.push(Effect::Cut(end));
         }
-        new.iter().for_each(|batch| self.log.push(batch.position));
-        effects.push(Effect::Write(new));
+        // Behind `end` the log may be that of an owner whose entries were others.
+        if trim_lsn > Lsn::NONE {
+            effects.push(Effect::Release { trim_lsn, last: end });
+        }
+        if !new.is_empty() {
+            new.iter().for_each(|batch| self.log.push(batch.position));
+            effects.push(Effect::Write(new));
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //! member answers nothing of an epoch below its promise with anything but a refusal.
 
 use crate::batch::Batch;
-use block::{Epoch, Position};
+use block::{Epoch, Lsn, Position};
 
 /// Longest lease that a member accepts: one minute, in nanoseconds. Chosen by hand: a take-over waits
 /// for the longest lease that a member has ever accepted.
@@ -66,6 +66,10 @@ pub enum Request {
         /// Number of the newest configuration that the sender knows. A member reports it, and no rule
         /// depends on it.
         configuration: u64,
+        /// Everything in the sender's log up to this entry is in the store. The member needs room, and
+        /// releases what is there: batches that are sent again say what was in the store when they
+        /// were made.
+        trim_lsn: Lsn,
     },
     /// Drop the log, and begin behind `before`: the sender's log has released everything up to it,
     /// because it is in the store. A member that has this batch, or begins behind it, changes nothing.
@@ -117,6 +121,18 @@ pub enum Answer {
         /// Highest sequence up to `written` that is on stable storage.
         synced: u64,
         /// That of the request.
+        lease: Option<Lease>,
+    },
+    /// The member has no room for a batch of the request. It has every batch up to `written`, equal to
+    /// the sender's, and all of them are on stable storage: the store can only take what is.
+    Full {
+        /// Epoch of the request.
+        epoch: Epoch,
+        /// Number of the member's run: see [`Document::run`](crate::Document::run).
+        run: u64,
+        /// Sequence of the last batch for which there was room.
+        written: u64,
+        /// That of the request: the lease does not depend on room.
         lease: Option<Lease>,
     },
     /// The member has promised a later epoch: the sender is no owner and no candidate any more.
@@ -172,6 +188,7 @@ impl Answer {
     pub fn epoch(&self) -> Epoch {
         match self {
             Answer::Appended { epoch, .. }
+            | Answer::Full { epoch, .. }
             | Answer::Superseded { epoch, .. }
             | Answer::Lacking { epoch, .. }
             | Answer::Promised { epoch, .. }
@@ -184,6 +201,7 @@ impl Answer {
     pub fn run(&self) -> u64 {
         match self {
             Answer::Appended { run, .. }
+            | Answer::Full { run, .. }
             | Answer::Lacking { run, .. }
             | Answer::Promised { run, .. }
             | Answer::Batches { run, .. } => *run,

@@ -15,7 +15,7 @@ use crate::messages::{Answer, Lease, Request};
 use crate::progress::Progress;
 use crate::quorum::{Configuration, MemberId, Quorums};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
-use block::{Epoch, Position};
+use block::{Epoch, Lsn, Position};
 use std::collections::BTreeMap;
 
 /// What a member gets next; the caller adds the bytes of the batches.
@@ -45,7 +45,8 @@ impl Sending {
     }
 
     /// Makes the request of it. `configuration` is the number that the owner announces:
-    /// [`Owner::configuration`]. A reset has none of the others.
+    /// [`Owner::configuration`]. Everything up to `trim_lsn` is in the store. A reset has none of the
+    /// others.
     #[must_use]
     pub fn request(
         self,
@@ -54,6 +55,7 @@ impl Sending {
         batches: Vec<Batch>,
         is_sync: bool,
         lease: Option<Lease>,
+        trim_lsn: Lsn,
     ) -> Request {
         match self {
             Sending::Append { previous, proven_at, .. } => Request::Append {
@@ -64,6 +66,7 @@ impl Sending {
                 is_sync,
                 lease,
                 configuration,
+                trim_lsn,
             },
             Sending::Reset { before } => Request::Reset { epoch, before },
         }

@@ -37,6 +37,9 @@ pub struct Progress {
     pub synced: u64,
     /// End of the longest lease that it has granted, by the owner's clock; 0 without one.
     pub lease_until: u64,
+    /// It has no room for the next batch. It counts for those that it has, and the caller sends it
+    /// batches only now and then.
+    pub is_full: bool,
     flow: Flow,
 }
 
@@ -96,6 +99,7 @@ impl Progress {
             // No member has more than it was sent.
             Answer::Appended { written, .. } if *written > log.tail().sequence => {}
             Answer::Appended { written, synced, lease, .. } => {
+                self.is_full &= *written <= self.written;
                 self.written = self.written.max(*written);
                 self.synced = self.synced.max(*synced);
                 self.unanswered = self.unanswered.max(written + 1); // at most the tail's, from above
@@ -103,6 +107,18 @@ impl Progress {
                 let until = lease.map_or(0, |lease| lease.until());
                 self.lease_until = self.lease_until.max(until);
                 self.flow = Flow::Streaming;
+            }
+            Answer::Full { written, .. } if *written > log.tail().sequence => {}
+            Answer::Full { written, lease, .. } => {
+                self.written = self.written.max(*written);
+                self.synced = self.synced.max(*written);
+                self.unanswered = self.unanswered.max(written + 1); // at most the tail's, from above
+                // Whatever was sent behind it is refused too.
+                self.next = self.unanswered;
+                let until = lease.map_or(0, |lease| lease.until());
+                self.lease_until = self.lease_until.max(until);
+                self.is_full = true;
+                self.flow = Flow::Probing;
             }
             Answer::Lacking { sequence, may_match, start, .. } => {
                 if self.is_current(*sequence) {
@@ -138,6 +154,7 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::Lease;
     use block::{Epoch, Position};
 
     fn position(epoch: u64, sequence: u64) -> Position {
@@ -176,6 +193,32 @@ mod tests {
         assert_eq!((progress.next, progress.batches_under_way()), (14, 0));
         progress.on_answer(&appended(1, 15), &log());
         assert_eq!(progress.next, 16, "an answer of the lost connection counts");
+    }
+
+    #[test]
+    fn full_member_counts_for_what_it_has_and_is_asked_again() {
+        let mut progress = Progress::new(11);
+        progress.on_answer(&appended(1, 10), &log());
+        for last in 11..=13 {
+            progress.on_sent(last, true);
+        }
+        let lease = Some(Lease { sent: 7, length: 30 });
+        let full = |written| Answer::Full { epoch: Epoch(2), run: 1, written, lease };
+        progress.on_answer(&full(11), &log());
+        // Those that were sent behind it.
+        progress.on_answer(&lacking(12, position(2, 11)), &log());
+        assert_eq!((progress.written, progress.synced, progress.next), (11, 11, 12));
+        assert!(progress.is_full && progress.may_send() && progress.lease_until == 37);
+        progress.on_answer(&appended(1, 11), &log());
+        assert!(progress.is_full, "an empty request has said nothing about room");
+        progress.on_sent(12, true);
+        progress.on_answer(&full(11), &log());
+        assert_eq!((progress.is_full, progress.next), (true, 12));
+        progress.on_sent(12, true);
+        progress.on_answer(&appended(1, 12), &log());
+        assert_eq!((progress.is_full, progress.next), (false, 13));
+        progress.on_answer(&full(99), &log());
+        assert_eq!((progress.is_full, progress.written), (false, 12), "no member has more");
     }
 
     #[test]

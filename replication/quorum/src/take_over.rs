@@ -10,7 +10,7 @@ use crate::log_index::LogIndex;
 use crate::messages::{Answer, Proof, Request};
 use crate::quorum::{Configuration, MemberId};
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
-use block::{Epoch, Position};
+use block::{Epoch, Lsn, Position};
 use std::collections::BTreeMap;
 
 /// What a member promised.
@@ -130,7 +130,7 @@ impl Candidate {
 
     /// The request to the node's own member, whose log is `own`, that stores batches of
     /// [`Answer::Batches`]. If the log that is read begins behind a batch that `own` lacks, `own` begins
-    /// there, too: everything before is in the store.
+    /// there, too: everything before is in the store, as are the entries up to `trim_lsn`.
     #[must_use]
     pub fn store(
         &self,
@@ -138,6 +138,7 @@ impl Candidate {
         previous: Position,
         batches: Vec<Batch>,
         own: &LogIndex,
+        trim_lsn: Lsn,
     ) -> Request {
         let epoch = self.epoch;
         let is_released = previous.sequence.checked_add(1) == Some(start);
@@ -152,6 +153,7 @@ impl Candidate {
             is_sync: false,
             lease: None,
             configuration: self.configuration.number,
+            trim_lsn,
         }
     }
 
@@ -173,7 +175,10 @@ impl Candidate {
             _ if answer.epoch() != self.epoch => {}
             Answer::Appended { written, .. } => *after = own.at(*written).unwrap_or(*after),
             Answer::Lacking { may_match, .. } => *after = *may_match,
-            Answer::Superseded { .. } | Answer::Promised { .. } | Answer::Batches { .. } => {}
+            Answer::Full { .. }
+            | Answer::Superseded { .. }
+            | Answer::Promised { .. }
+            | Answer::Batches { .. } => {}
         }
     }
 
@@ -247,7 +252,7 @@ mod tests {
         let mut own = LogIndex::new(Position::START);
         (1..=9).for_each(|sequence| own.push(position(1, sequence)));
         let is_reset = |start, previous, own: &LogIndex| {
-            let request = candidate.store(start, previous, Vec::new(), own);
+            let request = candidate.store(start, previous, Vec::new(), own, Lsn::NONE);
             matches!(request, Request::Reset { before, .. } if before == previous)
         };
         assert!(is_reset(21, position(2, 20), &own), "the batches up to 20 were released");

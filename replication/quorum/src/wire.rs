@@ -11,7 +11,7 @@
 use crate::batch::Batch;
 use crate::messages::{Answer, LEASE_NS_MAX, Lease, Proof, Request};
 use block::units::{u16_at, u32_at, u64_at};
-use block::{Epoch, Position};
+use block::{Epoch, Lsn, Position};
 use bytes::{BufMut, Bytes, BytesMut};
 
 /// Version of the format.
@@ -32,6 +32,7 @@ const SUPERSEDED: u8 = 18;
 const LACKING: u8 = 19;
 const PROMISED: u8 = 20;
 const BATCHES: u8 = 21;
+const FULL: u8 = 22;
 
 const IS_SYNC: u16 = 1;
 const HAS_LEASE: u16 = 2;
@@ -77,7 +78,7 @@ struct Writer {
 
 impl Writer {
     fn new(kind: u8, flags: u16, batch_count: usize, epoch: Epoch) -> Writer {
-        let mut writer = Writer { parts: Vec::new(), bytes: BytesMut::with_capacity(112) };
+        let mut writer = Writer { parts: Vec::new(), bytes: BytesMut::with_capacity(120) };
         writer.bytes.put_u8(MESSAGE_VERSION);
         writer.bytes.put_u8(kind);
         writer.bytes.put_u16_le(flags);
@@ -240,6 +241,7 @@ impl Request {
                 is_sync,
                 lease,
                 configuration,
+                trim_lsn,
             } => {
                 let flags = flag(IS_SYNC, *is_sync)
                     | flag(HAS_LEASE, lease.is_some())
@@ -251,6 +253,7 @@ impl Request {
                     .position(proven)
                     .lease(*lease)
                     .number(*configuration)
+                    .number(trim_lsn.0)
                     .batches(batches)
             }
             Request::Reset { epoch, before } => Writer::new(RESET, 0, 0, *epoch).position(*before),
@@ -274,6 +277,7 @@ impl Request {
                 let proven_at = reader.optional(HAS_PROOF, proven)?;
                 let lease = reader.lease()?;
                 let configuration = reader.number()?;
+                let trim_lsn = Lsn(reader.number()?);
                 let is_sync = reader.flags & IS_SYNC != 0;
                 let batches = reader.batches()?;
                 let request = Request::Append {
@@ -284,6 +288,7 @@ impl Request {
                     is_sync,
                     lease,
                     configuration,
+                    trim_lsn,
                 };
                 reader.finish(request, IS_SYNC | HAS_LEASE | HAS_PROOF, true)
             }
@@ -311,6 +316,12 @@ impl Answer {
                     .number(*run)
                     .number(*written)
                     .number(*synced)
+                    .lease(*lease)
+            }
+            Answer::Full { epoch, run, written, lease } => {
+                Writer::new(FULL, flag(HAS_LEASE, lease.is_some()), 0, *epoch)
+                    .number(*run)
+                    .number(*written)
                     .lease(*lease)
             }
             Answer::Superseded { epoch, promised } => {
@@ -355,6 +366,11 @@ impl Answer {
                 let lease = reader.lease()?;
                 let answer = Answer::Appended { epoch, run, written, synced, lease };
                 reader.finish(answer, HAS_LEASE, false)
+            }
+            FULL => {
+                let (run, written) = (reader.number()?, reader.number()?);
+                let lease = reader.lease()?;
+                reader.finish(Answer::Full { epoch, run, written, lease }, HAS_LEASE, false)
             }
             SUPERSEDED => {
                 let promised = Epoch(reader.number()?);

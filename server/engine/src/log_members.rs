@@ -6,7 +6,7 @@
 //! - Nothing of the pool is served, and no job of it runs, before a quorum has the opening batch.
 
 use async_trait::async_trait;
-use block::{Epoch, Result};
+use block::{Epoch, Lsn, Result};
 use control::manifest::Configuration;
 use wal::{Log, QuorumTail};
 
@@ -33,7 +33,8 @@ pub trait OwnerRole: Send + Sync + std::fmt::Debug + 'static {
 #[async_trait]
 pub trait LogMembers: Send + Sync + std::fmt::Debug + 'static {
     /// Fences the owners of earlier epochs, finds the end of the log, and brings the log on this node to
-    /// it. `number` is that of the link with `configuration`. Waits as long as too few members answer.
+    /// it. `number` is that of the link with `configuration`. Everything up to `destaged` is in the store,
+    /// which gives a full ring room. Waits as long as too few members answer.
     /// The log's directory is free afterwards.
     ///
     /// # Errors
@@ -44,5 +45,6 @@ pub trait LogMembers: Send + Sync + std::fmt::Debug + 'static {
         epoch: Epoch,
         number: u64,
         configuration: &Configuration,
+        destaged: Lsn,
     ) -> Result<LogTaken>;
 }

@@ -3,7 +3,7 @@
 use crate::local::OpenLog;
 use crate::member::{FoundLog, MemberLog};
 use crate::owned::OwnersLog;
-use block::{Error, ErrorKind, Position, Result};
+use block::{Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use replication::{Batch, LogIndex};
 use std::path::{Path, PathBuf};
@@ -33,8 +33,16 @@ impl MemberLog for FollowerLog {
         FollowerLog::read(self, sequence, bytes_max)
     }
 
+    fn release(&mut self, trim_lsn: Lsn, last: u64) {
+        FollowerLog::release(self, trim_lsn, last);
+    }
+
     fn start(&self) -> u64 {
         FollowerLog::start(self).sequence + 1
+    }
+
+    fn last(&self) -> u64 {
+        self.tail().sequence
     }
 }
 
@@ -53,6 +61,10 @@ impl OwnersLog for WeakLog {
 
     fn start(&self) -> u64 {
         self.upgrade().map_or(1, |log| log.first_batch())
+    }
+
+    fn trim_lsn(&self) -> Lsn {
+        self.upgrade().map_or(Lsn::NONE, |log| log.destaged_lsn())
     }
 
     fn read_batches(&self, sequence: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {

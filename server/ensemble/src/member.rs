@@ -10,7 +10,7 @@ use crate::document::DocumentFile;
 use crate::note::Note;
 use crate::seeded_bugs::seeded_bugs;
 use block::env::Clock;
-use block::{Error, ErrorKind, Position, Result};
+use block::{Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use replication::{Answer, Batch, Document, Effect, Follower, Found, LogIndex, MemberId, Request};
 use std::sync::Arc;
@@ -34,8 +34,13 @@ pub trait MemberLog: Send + 'static {
     /// Writes batches behind the newest one.
     ///
     /// # Errors
-    /// `Full`, `Corrupt` for batches that are damaged or do not follow, `Io`; the member then ends.
+    /// `Full` if there is no room for one of them; those before it are written. After other errors the
+    /// member ends: `Corrupt` for batches that are damaged or do not follow, `Io`.
     fn write(&mut self, batches: &[Batch]) -> Result<()>;
+
+    /// Gives up batches whose entries are all at or below `trim_lsn`, which are in the store, as far as
+    /// their sequences are not above `last`.
+    fn release(&mut self, trim_lsn: Lsn, last: u64);
 
     /// Drops every batch above `sequence`.
     ///
@@ -63,6 +68,9 @@ pub trait MemberLog: Send + 'static {
 
     /// Sequence of the first batch that the log has or will have; earlier ones were released.
     fn start(&self) -> u64;
+
+    /// Sequence of the newest batch; in an empty log that of the batch before the first one.
+    fn last(&self) -> u64;
 }
 
 /// What the log on disk holds at the start of a member.
@@ -145,8 +153,16 @@ impl<L: MemberLog + ?Sized> MemberLog for Box<L> {
         (**self).read(sequence, bytes_max)
     }
 
+    fn release(&mut self, trim_lsn: Lsn, last: u64) {
+        (**self).release(trim_lsn, last);
+    }
+
     fn start(&self) -> u64 {
         (**self).start()
+    }
+
+    fn last(&self) -> u64 {
+        (**self).last()
     }
 }
 
@@ -157,6 +173,8 @@ struct Running<L> {
     file: DocumentFile,
     note: Note,
     shared: Arc<Shared>,
+    /// The last batch had no room.
+    is_full: bool,
 }
 
 impl Member {
@@ -178,7 +196,8 @@ impl Member {
         let document = file.stored.document;
         let found = Found { document, log: log_index, damaged, noted, page_cache, has_failed };
         let (follower, effects) = Follower::start(found, shared.now());
-        let mut running = Running { follower, log, file, note, shared: Arc::clone(&shared) };
+        let mut running =
+            Running { follower, log, file, note, shared: Arc::clone(&shared), is_full: false };
         if let Err(error) = running.carry_out(effects, None) {
             running.on_failure(&error);
             return Err(error);
@@ -332,7 +351,8 @@ impl<L: MemberLog> Running<L> {
                 let _ = answers.try_send(answer);
             }
         };
-        for effect in effects {
+        let mut effects = effects.into_iter();
+        while let Some(effect) = effects.next() {
             match effect {
                 Effect::Store(document) => self.file.store(document)?,
                 Effect::Cut(sequence) => {
@@ -343,10 +363,28 @@ impl<L: MemberLog> Running<L> {
                     self.note.lower(before.sequence)?;
                     self.log.reset(before)?;
                 }
+                Effect::Release { .. } if seeded_bugs().trim_unheard => {}
+                Effect::Release { trim_lsn, last } => {
+                    self.log.release(trim_lsn, last);
+                    self.follower.on_released(self.log.start() - 1);
+                }
                 Effect::Write(batches) => {
-                    self.log.write(&batches)?;
+                    let written = self.log.write(&batches);
+                    let full = match &written {
+                        Err(error) if error.kind() == ErrorKind::Full => {
+                            Some(self.on_full(error, effects.by_ref()))
+                        }
+                        _ => None,
+                    };
+                    if full.is_none() {
+                        written?;
+                        self.is_full = false;
+                    }
                     self.note.write(self.follower.log().tail().sequence)?;
                     self.follower.on_released(self.log.start() - 1);
+                    if let Some(instead) = full {
+                        return self.carry_out(instead, answers);
+                    }
                 }
                 Effect::Sync => self.log.sync()?,
                 Effect::Answer(answer) => send(answer),
@@ -374,5 +412,17 @@ impl<L: MemberLog> Running<L> {
             }
         }
         Ok(())
+    }
+
+    /// Returns what to do in place of the effects behind a write for which the log had no room.
+    fn on_full(&mut self, error: &Error, undone: impl Iterator<Item = Effect>) -> Vec<Effect> {
+        if !std::mem::replace(&mut self.is_full, true) {
+            tracing::warn!(
+                error = %error.chain(),
+                "the ring of the member on this node is full; it takes the owner's batches once the store has \
+                 the oldest ones"
+            );
+        }
+        self.follower.on_full(self.file.stored.document, self.log.last(), undone)
     }
 }

@@ -11,7 +11,7 @@ use crate::note::Note;
 use crate::peers::Peers;
 use crate::window::Window;
 use block::env::Clock;
-use block::{Epoch, Error, ErrorKind, Position, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use replication::{Answer, Batch, Configuration, LEASE_NS_MAX, LogIndex, MemberId, Owner};
@@ -81,6 +81,9 @@ pub struct MemberStatus {
     pub written: u64,
     /// Sequence up to which the log is on its stable storage.
     pub synced: u64,
+    /// Its ring has no room for the next batch: the store takes nothing, or the ring is smaller than the
+    /// owner's.
+    pub is_full: bool,
     /// Number of times that it was reset, because it lacked batches that the owner's log had released.
     pub resets: u64,
     /// Bytes of batches sent to it, repeated ones included.
@@ -243,6 +246,7 @@ impl OwnedLog {
             let mut status = state.statuses.get(member).cloned().unwrap_or_default();
             if let Some(progress) = state.owner.progress(member) {
                 (status.written, status.synced) = (progress.written, progress.synced);
+                status.is_full = progress.is_full;
             }
             (*member, status)
         };
@@ -271,11 +275,22 @@ impl Shared {
 
     /// Takes an answer of a member.
     pub(crate) fn on_answer(&self, member: &MemberId, answer: &Answer) {
-        let changes = {
+        let (changes, fullness) = {
             let state = &mut *self.state.lock();
+            let was_full = state.owner.progress(member).is_some_and(|progress| progress.is_full);
             state.owner.on_answer(member, answer, &state.index);
-            self.publish(state)
+            let is_full = state.owner.progress(member).is_some_and(|progress| progress.is_full);
+            (self.publish(state), (was_full, is_full))
         };
+        match fullness {
+            (false, true) => {
+                tracing::warn!(%member, "the ring of a member of the write log is full")
+            }
+            (true, false) => {
+                tracing::info!(%member, "the ring of a member of the write log has room again")
+            }
+            (false, false) | (true, true) => {}
+        }
         self.react(changes);
         // An answer may let the next request go.
         self.wake(member);
@@ -320,6 +335,11 @@ impl Shared {
         }
     }
 
+    /// LSN up to which everything is in the store. The caller holds no lock.
+    pub(crate) fn trim_lsn(&self) -> Lsn {
+        self.log.get().map_or(Lsn::NONE, |log| log.trim_lsn())
+    }
+
     fn notify_log(&self) {
         if let Some(log) = self.log.get() {
             log.on_replicas();
@@ -359,6 +379,9 @@ pub trait OwnersLog: Send + Sync + 'static {
 
     /// Sequence of the first batch that the ring has; earlier ones were released.
     fn start(&self) -> u64;
+
+    /// LSN up to which everything is in the store; 0 if the log is closed.
+    fn trim_lsn(&self) -> Lsn;
 
     /// Reads batches behind `sequence` from the ring, as many as fit `bytes_max`, at least one if there
     /// is one. Blocks.

@@ -17,6 +17,8 @@ block::seeded_bugs! {
     failure_not_stored: "member-failure-not-stored",
     /// A candidate does not ask its own member again for a promise that was taken back.
     own_promise_asked_once: "own-promise-asked-once",
+    /// A member finds room only by what the batches that it stores say.
+    trim_unheard: "trim-unheard",
     /// The document of an owner that has opened does not prove its log.
     open_not_proven: "open-not-proven",
     /// Two members of one directory may run.

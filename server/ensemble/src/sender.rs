@@ -3,11 +3,14 @@
 //! Invariants:
 //! - What is under way is bounded in bytes and in requests. A member beyond the bound waits without
 //!   holding up another.
+//! - A member whose ring is full gets batches when the store has taken more, or a pause has passed. In
+//!   between, requests without batches say what the store has.
 //! - A request is noted in the state machine before it is sent. If the link ends, the machine goes back
 //!   to what was answered.
 
 use crate::owned::{OwnedLog, Shared, State};
 use crate::peers::Link;
+use block::Lsn;
 use replication::{Answer, Batch, Lease, MemberId, Request, Sending};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,6 +32,10 @@ struct Sent {
     last_at: Option<u64>,
     /// Time of the last answer, or of the first request that has waited for one since.
     answered_at: u64,
+    /// Time of the newest answer that said that the member's ring is full.
+    full_at: Option<u64>,
+    /// The LSN up to which everything was in the store, in the newest request with batches.
+    tried_at: Lsn,
 }
 
 impl Sent {
@@ -44,6 +51,13 @@ impl Sent {
         self.under_way.push_back(bytes);
         self.bytes += bytes;
         self.last_at = Some(now);
+    }
+
+    /// Whether a member whose ring was full gets no batches yet.
+    fn has_no_room(&self, now: u64, trim_lsn: Lsn, pause: Duration) -> bool {
+        let pause = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
+        let is_early = self.full_at.is_some_and(|at| now < at.saturating_add(pause));
+        is_early && trim_lsn <= self.tried_at
     }
 
     /// Whether an answer is overdue.
@@ -162,7 +176,11 @@ async fn converse(shared: &Arc<Shared>, member: MemberId, mut link: Link, wake: 
 }
 
 fn take(shared: &Shared, member: &MemberId, sent: &mut Sent, answer: &Answer) {
-    sent.on_answer(shared.now());
+    let now = shared.now();
+    sent.on_answer(now);
+    if let Answer::Full { .. } = answer {
+        sent.full_at = Some(now);
+    }
     shared.on_answer(member, answer);
 }
 
@@ -196,7 +214,7 @@ async fn send(
 
 /// Says what to do for the member now.
 fn next(shared: &Shared, member: &MemberId, sent: &mut Sent) -> Next {
-    let (now, options) = (shared.now(), &shared.options);
+    let (now, options, trim_lsn) = (shared.now(), &shared.options, shared.trim_lsn());
     let state = &mut *shared.state.lock();
     let Some(progress) = state.owner.progress(member).copied() else { return Next::End };
     if state.owner.superseded_by().is_some() {
@@ -204,7 +222,9 @@ fn next(shared: &Shared, member: &MemberId, sent: &mut Sent) -> Next {
     }
     // A member that lacked the predecessor has not carried out the request.
     sent.sync_requested = sent.sync_requested.min(progress.next.saturating_sub(1));
+    let is_full = progress.is_full && sent.has_no_room(now, trim_lsn, options.reconnect);
     let has_room = progress.may_send()
+        && !is_full
         && sent.bytes < options.under_way_bytes
         && sent.under_way.len() < options.under_way_count;
     let batches_max = if has_room { BATCHES_MAX } else { 0 };
@@ -215,7 +235,7 @@ fn next(shared: &Shared, member: &MemberId, sent: &mut Sent) -> Next {
         return wait();
     };
     let has_batches = sending.has_batches();
-    let mut prepared = Prepared { now, lease: shared.lease_ns(), ..Prepared::default() };
+    let mut prepared = Prepared { now, lease: shared.lease_ns(), trim_lsn, ..Prepared::default() };
     if let Sending::Append { previous, last, .. } = &mut sending {
         if has_batches {
             match state.window.batches(previous.sequence + 1, *last, options.request_bytes) {
@@ -250,6 +270,8 @@ struct Prepared {
     now: u64,
     /// Length of the lease, in nanoseconds.
     lease: u64,
+    /// Everything up to it is in the store.
+    trim_lsn: Lsn,
 }
 
 /// Makes a request and notes it. Returns it with the bytes of its batches.
@@ -258,7 +280,7 @@ fn request_of(
     member: &MemberId,
     sent: &mut Sent,
     sending: Sending,
-    Prepared { batches, is_sync, now, lease }: Prepared,
+    Prepared { batches, is_sync, now, lease, trim_lsn }: Prepared,
 ) -> (Request, usize) {
     let status = state.statuses.entry(*member).or_default();
     match &sending {
@@ -267,11 +289,14 @@ fn request_of(
         Sending::Reset { .. } => status.resets += 1,
     }
     let bytes = batches.iter().map(|batch| batch.bytes.len()).sum();
+    if !batches.is_empty() {
+        sent.tried_at = trim_lsn;
+    }
     status.sent_bytes += bytes as u64;
     state.owner.on_sent(member, &sending);
     let (epoch, configuration) = (state.owner.epoch(), state.owner.configuration());
     let lease = Some(Lease { sent: now, length: lease });
-    (sending.request(epoch, configuration, batches, is_sync, lease), bytes)
+    (sending.request(epoch, configuration, batches, is_sync, lease, trim_lsn), bytes)
 }
 
 /// Reads what is to be sent from the ring. The inner `None` means that the state has changed
@@ -296,7 +321,7 @@ async fn read(
     batches.retain(|batch| batch.position.sequence <= *last);
     *last = batches.last().map_or(after, |batch| batch.position.sequence);
     let last = *last;
-    let now = shared.now();
+    let (now, trim_lsn) = (shared.now(), shared.trim_lsn());
     let state = &mut *shared.state.lock();
     let progress = state.owner.progress(&member).copied()?;
     if batches.is_empty() {
@@ -312,6 +337,6 @@ async fn read(
         return Some(None);
     }
     let is_sync = is_sync_due(state.sync_wanted, sent, progress.synced, last);
-    let prepared = Prepared { batches, is_sync, now, lease: shared.lease_ns() };
+    let prepared = Prepared { batches, is_sync, now, lease: shared.lease_ns(), trim_lsn };
     Some(Some(request_of(state, &member, sent, sending, prepared)))
 }

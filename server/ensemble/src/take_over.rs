@@ -9,7 +9,7 @@ use crate::local::{LocalMember, OwnerRole};
 use crate::owned::{OwnedLog, OwnedOptions};
 use crate::peers::{Link, Peers};
 use crate::seeded_bugs::seeded_bugs;
-use block::{Epoch, Error, ErrorKind, Position, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
 use replication::{Answer, Candidate, Configuration, Decision, MemberId, Request};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub struct TakeOver {
     pub epoch: Epoch,
     /// The configuration of that link.
     pub configuration: Configuration,
+    /// LSN up to which everything is in the store.
+    pub trim_lsn: Lsn,
     /// The way to the other members.
     pub peers: Arc<dyn Peers>,
     /// Times and bounds of the owner.
@@ -61,10 +63,11 @@ impl TakeOver {
     /// too few members answer.
     ///
     /// # Errors
-    /// `Fenced` if another node has won a later epoch; `Corrupt` if so many logs are damaged that flushed
+    /// `Fenced` if another node has won a later epoch; `Full` if the ring on this node has no room for the log;
+    /// `Corrupt` if so many logs are damaged that flushed
     /// writes may be gone; the failure of the member on this node.
     pub async fn run(self, local: &LocalMember) -> Result<Taken> {
-        let TakeOver { epoch, configuration, peers, options } = &self;
+        let TakeOver { epoch, configuration, trim_lsn: _, peers, options } = &self;
         let role = local.owner_role(*epoch);
         let mut candidate = Candidate::new(local.id(), *epoch, configuration.clone());
         let (heard_by, mut heard) = mpsc::channel(ANSWERS_MAX);
@@ -151,13 +154,27 @@ impl TakeOver {
             if batches.is_empty() || !candidate.has_promise(&from) {
                 return Ok(false);
             }
-            let store = candidate.store(start, previous, batches, &index);
+            let store = candidate.store(start, previous, batches, &index, self.trim_lsn);
             let Some(answer) = local.ask(store).await? else { return Ok(false) };
+            if let Answer::Full { .. } = answer {
+                return Err(self.full(from));
+            }
             candidate.on_answer(local.id(), &answer);
             check_superseded(candidate)?;
             let (_, index) = local.state().await?;
             candidate.on_own_answer(&answer, &index);
         }
+    }
+}
+
+impl TakeOver {
+    fn full(&self, from: MemberId) -> Error {
+        let what = format!(
+            "take the pool over with epoch {}: the ring of the member on this node is full; give it a ring as \
+             large as that of member {from}, or let that node take the pool over",
+            self.epoch
+        );
+        Error::new(ErrorKind::Full, what)
     }
 }
 

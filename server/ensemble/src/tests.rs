@@ -2,6 +2,7 @@
 //! and survive the end of a member as a disk does.
 
 mod failures;
+mod full_rings;
 mod logs;
 mod measured;
 mod over_tls;
@@ -15,7 +16,7 @@ use crate::peers::{Link, Peers};
 use crate::take_over::TakeOver;
 use async_trait::async_trait;
 use block::env::{Clock, ManualClock, SystemClock};
-use block::{Epoch, Error, ErrorKind, Position, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use replication::{Answer, Batch, Configuration, LogIndex, MemberId, Request};
@@ -62,8 +63,14 @@ impl MemberLog for MemoryLog {
         panic!("nothing was released, and the log is to begin behind {before}");
     }
 
+    fn release(&mut self, _trim_lsn: Lsn, _last: u64) {}
+
     fn start(&self) -> u64 {
         1
+    }
+
+    fn last(&self) -> u64 {
+        self.index().tail().sequence
     }
 
     fn read(&self, sequence: u64, _bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {
@@ -86,6 +93,10 @@ impl OwnersLog for MemoryLog {
 
     fn start(&self) -> u64 {
         1
+    }
+
+    fn trim_lsn(&self) -> Lsn {
+        Lsn::NONE
     }
 
     fn read_batches(&self, sequence: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {
@@ -253,6 +264,7 @@ impl Cluster {
         let taking = TakeOver {
             epoch: Epoch(epoch),
             configuration,
+            trim_lsn: Lsn::NONE,
             peers: Arc::new(port),
             options: options(),
         };

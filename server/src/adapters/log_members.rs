@@ -5,7 +5,7 @@
 
 use async_trait::async_trait;
 use block::env::Clock;
-use block::{Epoch, Result};
+use block::{Epoch, Lsn, Result};
 use cluster::NodeId;
 use control::manifest::Configuration;
 use engine::log_members::{LogMembers, LogTaken, OwnerRole};
@@ -113,11 +113,13 @@ impl LogMembers for EnsembleMembers {
         epoch: Epoch,
         number: u64,
         configuration: &Configuration,
+        destaged: Lsn,
     ) -> Result<LogTaken> {
         self.peers.reach(configuration);
         let taking = TakeOver {
             epoch,
             configuration: configuration_of(number, configuration),
+            trim_lsn: destaged,
             peers: Arc::clone(&self.peers) as _,
             options: self.options,
         };

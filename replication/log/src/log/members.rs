@@ -4,7 +4,7 @@
 //! - A read is answered only by an owner that holds a lease after it has the data.
 
 use super::Log;
-use block::{Error, ErrorKind, Position, Result};
+use block::{Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use std::time::Duration;
 
@@ -25,6 +25,12 @@ impl Log {
         self.inner.shared.dirty.set();
         self.inner.drive();
         self.inner.lease.notify_waiters();
+    }
+
+    /// Returns the LSN up to which everything is in the data tier: that which a batch would state now.
+    #[must_use]
+    pub fn destaged_lsn(&self) -> Lsn {
+        self.inner.shared.destaged()
     }
 
     /// Returns the sequence of the first batch that the ring holds for members that lack it; 1 for a log

@@ -99,7 +99,15 @@ impl BatchPlaces {
 
     /// Drops the oldest files whose entries are all at or below `trim_lsn`, but never the newest file.
     pub(crate) fn release(&mut self, trim_lsn: Lsn) {
-        while self.files.len() > 1 && self.files[0].last_lsn <= trim_lsn {
+        self.release_up_to(trim_lsn, u64::MAX);
+    }
+
+    /// Drops the oldest files whose entries are all at or below `trim_lsn` and whose batches are all at or
+    /// below the sequence `last`, but never the newest file.
+    pub(crate) fn release_up_to(&mut self, trim_lsn: Lsn, last: u64) {
+        let is_released =
+            |file: &FilePlaces| file.last_lsn <= trim_lsn && file.last_sequence <= last;
+        while self.files.len() > 1 && is_released(&self.files[0]) {
             self.files.pop_front();
         }
     }

@@ -6,8 +6,8 @@
 //!   ([`crate::format::succession`]). Nothing is written before that is verified.
 //! - No header above the end of the log is in the ring when a batch is written: a batch that was cut,
 //!   or that a crash left behind, cannot become the successor of a later one.
-//! - A file is written over only if the newest batch says that all its entries are destaged, and only
-//!   after its first batch is durably gone: otherwise an opening after a loss of power could begin in
+//! - A file is written over only if the newest batch or the owner ([`FollowerLog::release`]) says that
+//!   all its entries are destaged, and only after its first batch is durably gone: otherwise an opening after a loss of power could begin in
 //!   a file that is half written over.
 //! - A file is begun only after all earlier ones are on stable storage: otherwise a loss of power could
 //!   leave the later batches without the earlier.
@@ -29,7 +29,7 @@ use crate::ring::reads::UnreadablePlace;
 use crate::ring::walk::{At, FIRST_AT};
 use crate::seeded_bugs::SeededBugs;
 use block::env::{IO_ALIGN_BYTES, Random};
-use block::{Epoch, Error, ErrorKind, Position, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use ring_files::RingFiles;
 use std::sync::Arc;
@@ -186,6 +186,13 @@ impl FollowerLog {
             self.files.write_as_read(first, end)?;
         }
         Ok(())
+    }
+
+    /// Gives the files up whose entries are all destaged: those up to `trim_lsn`, in batches up to the
+    /// sequence `last`. The owner says so, whose entries are those of the log up to that batch. The file
+    /// of the newest batch stays.
+    pub fn release(&mut self, trim_lsn: Lsn, last: u64) {
+        self.places.release_up_to(trim_lsn, last);
     }
 
     /// Drops all batches above `sequence`. They are durably gone when this returns. After a crash in

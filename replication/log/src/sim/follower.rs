@@ -63,6 +63,7 @@ struct Stats {
     resets: u64,
     full: u64,
     released: u64,
+    released_by_owner: u64,
     refused: u64,
     written_again: u64,
     damaged: u64,
@@ -251,7 +252,11 @@ impl FollowerWorld {
                     self.write_nonsense(log)?;
                     Ok(())
                 }
-                88..94 => {
+                88..91 => {
+                    self.release(log);
+                    Ok(())
+                }
+                91..94 => {
                     self.trim_lsn = self.some_lsn();
                     Ok(())
                 }
@@ -278,6 +283,16 @@ impl FollowerWorld {
         let newest = self.batches.last().map_or(self.before.1.0 - 1, |b| b.header.last_lsn().0);
         let span = newest.saturating_sub(self.trim_lsn.0);
         Lsn(self.trim_lsn.0 + self.rng.below(span + 1))
+    }
+
+    /// Says what the store has, as an owner does whose log is this one up to some batch.
+    fn release(&mut self, log: &mut FollowerLog) {
+        self.trim_lsn = self.some_lsn();
+        let before = (log.start(), log.tail());
+        let last = before.1.sequence - self.rng.below(before.1.sequence - before.0.sequence + 1);
+        log.release(self.trim_lsn, last);
+        self.trim_written = self.trim_written.max(self.trim_lsn);
+        self.stats.released_by_owner += u64::from(log.start() > before.0);
     }
 
     fn write(&mut self, log: &mut FollowerLog) -> Result<block::Result<()>, String> {

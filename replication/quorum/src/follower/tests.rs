@@ -31,6 +31,7 @@ fn append(epoch: u64, previous: Position, positions: &[Position]) -> Request {
         is_sync: true,
         lease: None,
         configuration: 1,
+        trim_lsn: Lsn::NONE,
     }
 }
 
@@ -127,6 +128,61 @@ fn member_that_never_ran_lacks_nothing_in_any_page_cache() {
 }
 
 #[test]
+fn batches_are_released_as_far_as_they_are_the_owners() {
+    let mut follower = follower(); // batches 1 and 2 of epoch 2
+    let with_trim = |previous, positions: &[Position]| {
+        let mut request = append(3, previous, positions);
+        if let Request::Append { trim_lsn, .. } = &mut request {
+            *trim_lsn = Lsn(70);
+        }
+        request
+    };
+    let released = |effects: &[Effect]| {
+        effects.iter().find_map(|effect| match effect {
+            Effect::Release { trim_lsn, last } => Some((*trim_lsn, *last)),
+            _ => None,
+        })
+    };
+    // Batch 2 is that of an owner whose entries may have been others.
+    let effects = follower.on_request(0, with_trim(position(2, 1), &[]));
+    assert_eq!(released(&effects), Some((Lsn(70), 1)));
+    let effects = follower.on_request(0, with_trim(position(3, 2), &[]));
+    assert_eq!(released(&effects), None, "the logs differ, or the member lacks it: {effects:?}");
+    let effects = follower.on_request(0, with_trim(position(2, 1), &[position(3, 2)]));
+    let at = |wanted: &dyn Fn(&Effect) -> bool| effects.iter().position(wanted).unwrap();
+    let [cut, release, write] = [
+        at(&|effect| *effect == Effect::Cut(1)),
+        at(&|effect| *effect == Effect::Release { trim_lsn: Lsn(70), last: 1 }),
+        at(&|effect| matches!(effect, Effect::Write(_))),
+    ];
+    assert!(cut < release && release < write, "{effects:?}");
+    let effects = follower.on_request(0, append(3, position(3, 2), &[]));
+    assert_eq!(released(&effects), None, "nothing is in the store");
+}
+
+#[test]
+fn full_log_gives_no_proof_and_answers_for_what_it_has() {
+    let mut follower = follower();
+    follower.on_damage(2);
+    let stored = *follower.document();
+    let mut request = append(2, position(2, 1), &[position(2, 2), position(2, 3)]);
+    if let Request::Append { proven_at, .. } = &mut request {
+        *proven_at = Some((stored.run, position(2, 3)));
+    }
+    let effects = follower.on_request(0, request.clone());
+    assert_eq!(follower.document().proof, Proof::All, "unless there is no room: {effects:?}");
+    let (epoch, run) = (Epoch(2), stored.run);
+    let full = Answer::Full { epoch, run, written: 2, lease: None };
+    assert_eq!(follower.on_full(stored, 2, effects), [Effect::Sync, Effect::Answer(full)]);
+    assert_eq!((follower.log().tail(), follower.document()), (position(2, 2), &stored));
+    // The batch that had no room comes again.
+    let effects = follower.on_request(0, request);
+    let appended = Answer::Appended { epoch, run, written: 3, synced: 3, lease: None };
+    assert_eq!(effects.last(), Some(&Effect::Answer(appended)));
+    assert_eq!((follower.log().tail(), follower.document().proof), (position(2, 3), Proof::All));
+}
+
+#[test]
 fn damaged_batch_ends_the_log_and_the_run() {
     let mut follower = follower();
     let effects = follower.on_damage(2);
@@ -139,14 +195,30 @@ fn damaged_batch_ends_the_log_and_the_run() {
     }
     // A proof that was under way for the run before does not count.
     let prove = |follower: &mut Follower, run| {
-        let Request::Append { epoch, previous, batches, is_sync, lease, configuration, .. } =
-            append(2, position(2, 1), &[position(2, 2)])
+        let Request::Append {
+            epoch,
+            previous,
+            batches,
+            is_sync,
+            lease,
+            configuration,
+            trim_lsn,
+            ..
+        } = append(2, position(2, 1), &[position(2, 2)])
         else {
             panic!("it is an append");
         };
         let proven_at = Some((run, position(2, 2)));
-        let request =
-            Request::Append { epoch, previous, batches, proven_at, is_sync, lease, configuration };
+        let request = Request::Append {
+            epoch,
+            previous,
+            batches,
+            proven_at,
+            is_sync,
+            lease,
+            configuration,
+            trim_lsn,
+        };
         follower.on_request(0, request);
         follower.document().proof
     };
@@ -199,11 +271,22 @@ fn promise_waits_for_the_longest_lease_also_after_a_start() {
     let mut follower = follower();
     let lease = |length| {
         let request = append(2, position(2, 2), &[]);
-        let Request::Append { epoch, previous, batches, proven_at, is_sync, .. } = request else {
+        let Request::Append { epoch, previous, batches, proven_at, is_sync, trim_lsn, .. } =
+            request
+        else {
             panic!("it is an append");
         };
         let lease = Some(Lease { sent: 7, length });
-        Request::Append { epoch, previous, batches, proven_at, is_sync, lease, configuration: 1 }
+        Request::Append {
+            epoch,
+            previous,
+            batches,
+            proven_at,
+            is_sync,
+            lease,
+            configuration: 1,
+            trim_lsn,
+        }
     };
     let effects = follower.on_request(1000, lease(300));
     assert!(matches!(effects[0], Effect::Store(Document { lease: 300, .. })), "{effects:?}");

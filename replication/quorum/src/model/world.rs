@@ -18,7 +18,7 @@ use crate::owner::{Owner, Sending};
 use crate::quorum::{Configuration, MemberId};
 use crate::seeded_bugs::SeededBugs;
 use crate::take_over::{Candidate, Decision};
-use block::{Epoch, Position};
+use block::{Epoch, Lsn, Position};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use uuid::Uuid;
@@ -355,7 +355,7 @@ impl World {
                 let lease = (bounds.lease > 0 && at != to).then_some(lease);
                 let is_sync = is_sync || at == to || !bounds.loses_unsynced();
                 let (epoch, configuration) = (owner.epoch(), owner.configuration());
-                Some(sending.request(epoch, configuration, batches, is_sync, lease))
+                Some(sending.request(epoch, configuration, batches, is_sync, lease, Lsn::NONE))
             }
         }
     }
@@ -537,6 +537,7 @@ impl World {
             is_sync: true,
             lease: None,
             configuration: 0,
+            trim_lsn: Lsn::NONE,
         };
         self.own_request(at, request, usize::MAX);
     }

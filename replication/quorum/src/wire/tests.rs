@@ -22,6 +22,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         is_sync: true,
         lease: Some(Lease { sent: 0x0102_0304_0506_0708, length: 3_000_000_000 }),
         configuration: 9,
+        trim_lsn: Lsn(0x1010),
     };
     let empty = Request::Append {
         epoch,
@@ -31,6 +32,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         is_sync: false,
         lease: None,
         configuration: 9,
+        trim_lsn: Lsn(0x1010),
     };
     vec![
         ("append", full),
@@ -46,6 +48,7 @@ fn answers() -> Vec<(&'static str, Answer)> {
     let lease = Some(Lease { sent: 0x0102_0304_0506_0708, length: 3_000_000_000 });
     vec![
         ("appended", Answer::Appended { epoch, run, written: 0x1236, synced: 0x1235, lease }),
+        ("full", Answer::Full { epoch, run, written: 0x1236, lease }),
         ("superseded", Answer::Superseded { epoch, promised: Epoch(0x16) }),
         (
             "lacking",
@@ -148,9 +151,9 @@ fn values_out_of_range_are_refused() {
     assert_eq!(refusal("append without batches", 56, &[1]), MessageError::Range, "no lease");
     assert_eq!(refusal("append", 4, &u32::MAX.to_le_bytes()), MessageError::Range);
     assert_eq!(refusal("append", 4, &[200]), MessageError::Short, "more batches than bytes");
-    assert_eq!(refusal("append", 96, &u32::MAX.to_le_bytes()), MessageError::Short);
-    assert_eq!(refusal("append", 96, &[0]), MessageError::Range, "a batch without bytes");
-    assert_eq!(refusal("append", 100, &[1]), MessageError::Range);
+    assert_eq!(refusal("append", 104, &u32::MAX.to_le_bytes()), MessageError::Short);
+    assert_eq!(refusal("append", 104, &[0]), MessageError::Range, "a batch without bytes");
+    assert_eq!(refusal("append", 108, &[1]), MessageError::Range);
 }
 
 #[test]
@@ -169,6 +172,7 @@ fn batches_share_the_memory_of_the_message() {
         is_sync: false,
         lease: None,
         configuration: 0,
+        trim_lsn: Lsn::NONE,
     }
     .encode();
     assert_eq!(parts[1].as_ptr(), batches[0].bytes.as_ptr());
@@ -195,12 +199,12 @@ fn any_lease() -> impl Strategy<Value = Option<Lease>> {
 }
 
 fn any_request() -> impl Strategy<Value = Request> {
-    let append = (number(), any_position(), any_batches(), any::<bool>(), number());
+    let append = (number(), any_position(), any_batches(), any::<bool>(), (number(), number()));
     let proven_at = prop::option::of((number(), any_position()));
     prop_oneof![
         (append, proven_at, any_lease()).prop_map(
-            |((epoch, previous, batches, is_sync, configuration), proven_at, lease)| {
-                let epoch = Epoch(epoch);
+            |((epoch, previous, batches, is_sync, numbers), proven_at, lease)| {
+                let (epoch, (configuration, trim_lsn)) = (Epoch(epoch), numbers);
                 Request::Append {
                     epoch,
                     previous,
@@ -209,6 +213,7 @@ fn any_request() -> impl Strategy<Value = Request> {
                     is_sync,
                     lease,
                     configuration,
+                    trim_lsn: Lsn(trim_lsn),
                 }
             }
         ),
@@ -228,6 +233,9 @@ fn any_answer() -> impl Strategy<Value = Answer> {
                 Answer::Appended { epoch: Epoch(epoch), run, written, synced, lease }
             }
         ),
+        (number(), number(), number(), any_lease()).prop_map(|(epoch, run, written, lease)| {
+            Answer::Full { epoch: Epoch(epoch), run, written, lease }
+        }),
         (number(), number()).prop_map(|(epoch, promised)| {
             Answer::Superseded { epoch: Epoch(epoch), promised: Epoch(promised) }
         }),

@@ -49,7 +49,10 @@ pub(super) async fn open_log(
     let log_dir = dir.join("log");
     let members = config.log_members.as_ref().filter(|_| ownership.is_by_quorum());
     let (decided, is_log_lost) = match members {
-        Some(members) => (Some(ask(&**members, ownership).await?), false),
+        Some(members) => {
+            let taken = ask(&**members, ownership, tier.destaged_lsn()).await?;
+            (Some(taken), false)
+        }
         None => {
             set_aside_if_superseded(&log_dir, ownership, node)?;
             let destaged = tier.destaged_lsn();
@@ -110,14 +113,14 @@ async fn open_at(
 }
 
 /// Asks the members of the log where it ends.
-async fn ask(members: &dyn LogMembers, ownership: &Ownership) -> Result<LogTaken> {
+async fn ask(members: &dyn LogMembers, ownership: &Ownership, destaged: Lsn) -> Result<LogTaken> {
     let manifest = ownership.manifest();
     let Some(configuration) = &manifest.configuration else {
         let what =
             "open the write log: the pool was taken by a quorum, and its manifest names no members";
         return Err(Error::new(ErrorKind::Corrupt, what));
     };
-    members.take_over(ownership.epoch(), manifest.number, configuration).await
+    members.take_over(ownership.epoch(), manifest.number, configuration, destaged).await
 }
 
 /// Logs the result of opening the log.

@@ -29,8 +29,10 @@ pub(super) fn log_options() -> LogOptions {
 }
 
 pub(super) struct Nodes {
-    net: Arc<Net>,
-    ids: Vec<MemberId>,
+    pub(super) net: Arc<Net>,
+    pub(super) ids: Vec<MemberId>,
+    /// The sizes of each node's ring.
+    rings: Vec<LogOptions>,
     dir: tempfile::TempDir,
 }
 
@@ -44,9 +46,13 @@ pub(super) struct Open {
 
 impl Nodes {
     pub(super) fn new() -> Nodes {
+        Nodes::with_rings([log_options(); 3])
+    }
+
+    pub(super) fn with_rings(rings: [LogOptions; 3]) -> Nodes {
         let dir = tempfile::tempdir().unwrap();
         let ids: Vec<MemberId> = (1..=3).map(Uuid::from_u128).collect();
-        let nodes = Nodes { net: Arc::new(Net::default()), ids, dir };
+        let nodes = Nodes { net: Arc::new(Net::default()), ids, rings: rings.to_vec(), dir };
         for node in 0..3 {
             std::fs::create_dir(nodes.log_dir(node)).unwrap();
             LocalMember::create(&nodes.local_options(node), nodes.ids[node]).unwrap();
@@ -55,7 +61,7 @@ impl Nodes {
         nodes
     }
 
-    fn log_dir(&self, node: usize) -> PathBuf {
+    pub(super) fn log_dir(&self, node: usize) -> PathBuf {
         self.dir.path().join(format!("log{node}"))
     }
 
@@ -64,27 +70,33 @@ impl Nodes {
             dir: self.log_dir(node),
             pool: POOL,
             clock: Arc::new(SystemClock),
-            open_log: open_ring(self.log_dir(node), POOL, log_options(), page_cache),
+            open_log: open_ring(self.log_dir(node), POOL, self.rings[node], page_cache),
         }
     }
 
     /// Starts the member of a node, and replaces the one that ran there.
-    fn start(&self, node: usize) {
+    pub(super) fn start(&self, node: usize) {
         self.net.members.lock().remove(&self.ids[node]);
         let member = LocalMember::start(self.local_options(node)).unwrap();
         self.net.members.lock().insert(self.ids[node], member);
     }
 
-    fn member(&self, node: usize) -> LocalMember {
+    pub(super) fn member(&self, node: usize) -> LocalMember {
         self.net.members.lock()[&self.ids[node]].clone()
     }
 
     pub(super) async fn take_over(&self, node: usize, epoch: u64) -> Open {
-        let port = Port { net: Arc::clone(&self.net), from: self.ids[node] };
-        Open::new(&self.member(node), &self.ids, Arc::new(port), epoch, &self.log_dir(node)).await
+        self.take_over_at(node, epoch, Lsn::NONE).await
     }
 
-    fn cut(&self, node: usize, is_cut: bool) {
+    /// Like [`Nodes::take_over`], when everything up to `destaged` is in the store.
+    pub(super) async fn take_over_at(&self, node: usize, epoch: u64, destaged: Lsn) -> Open {
+        let port = Arc::new(Port { net: Arc::clone(&self.net), from: self.ids[node] });
+        let taking = TakeOver { trim_lsn: destaged, ..taking(&self.ids, port, epoch) };
+        Open::by(&self.member(node), taking, &self.log_dir(node)).await
+    }
+
+    pub(super) fn cut(&self, node: usize, is_cut: bool) {
         self.net.cut_off(&self.ids, node, is_cut);
     }
 }
@@ -93,7 +105,7 @@ impl Nodes {
 pub(super) fn taking(ids: &[MemberId], peers: Arc<dyn Peers>, epoch: u64) -> TakeOver {
     let members = ids.iter().copied().collect();
     let configuration = Configuration { number: epoch, members, quorum: 2 };
-    TakeOver { epoch: Epoch(epoch), configuration, peers, options: options() }
+    TakeOver { epoch: Epoch(epoch), configuration, trim_lsn: Lsn::NONE, peers, options: options() }
 }
 
 impl Open {
@@ -105,21 +117,25 @@ impl Open {
         epoch: u64,
         dir: &Path,
     ) -> Open {
-        let taken =
-            tokio::time::timeout(Duration::from_secs(10), taking(ids, peers, epoch).run(member));
+        Open::by(member, taking(ids, peers, epoch), dir).await
+    }
+
+    pub(super) async fn by(member: &LocalMember, taking: TakeOver, dir: &Path) -> Open {
+        let (epoch, destaged) = (taking.epoch, taking.trim_lsn);
+        let taken = tokio::time::timeout(Duration::from_secs(10), taking.run(member));
         let taken = taken.await.expect("the take-over does not end").unwrap();
         let identity = LogIdentity {
             pool: POOL.into_bytes(),
-            epoch: Epoch(epoch),
+            epoch,
             boot_id: [7; 16],
             served_epoch: Epoch(0),
-            configuration: epoch,
+            configuration: epoch.0,
         };
         let sources = LogSources { quorum: Some(taken.quorum), ..LogSources::default() };
         let dir = dir.to_owned();
         let opened = tokio::task::spawn_blocking(move || {
             let key = PoolKey::new([3; KEY_BYTES]);
-            Log::open_from(&dir, identity, key, log_options(), Lsn::NONE, &sources)
+            Log::open_from(&dir, identity, key, log_options(), destaged, &sources)
         });
         let (log, recovery) = opened.await.unwrap().unwrap();
         taken.owned.attach(Box::new(log.downgrade()));

@@ -37,10 +37,10 @@ impl FollowerLog {
     /// crash of the process, and a loss of power after the next [`FollowerLog::sync`].
     ///
     /// # Errors
-    /// `Corrupt`: a batch is not whole. `Invalid`: a batch is of another pool or chain, does not follow
-    /// the one before, or is too long for the files of this ring. `Unsupported`: a later program made
-    /// it. After these errors nothing is written. `Full`: the ring has no room for a batch; those
-    /// before it are written, see [`FollowerLog::tail`]. `Io`: see [`FollowerLog::sync`].
+    /// `Corrupt`: a batch is not whole. `Invalid`: a batch is of another pool or chain, or does not follow
+    /// the one before. `Unsupported`: a later program made it. After these errors nothing is written.
+    /// `Full`: the ring has no room for a batch, or its files are too short for it; those before it are
+    /// written, see [`FollowerLog::tail`]. `Io`: see [`FollowerLog::sync`].
     pub fn write(&mut self, batches: &[Bytes]) -> Result<()> {
         self.files.check()?;
         let verified = self.verify(batches)?;
@@ -110,15 +110,6 @@ impl FollowerLog {
         if !is_next && !self.seeded_bugs.successor_not_checked {
             return refuse(ErrorKind::Invalid, "it does not follow it");
         }
-        let bytes_max = batch_bytes_bound(self.files.shape.file_bytes) - RESERVE_BYTES;
-        if bytes.len() as u64 > bytes_max {
-            let why = format!(
-                "it has {} bytes, and the files of this ring take at most {bytes_max}; give the member \
-                 a ring with files as long as the owner's",
-                bytes.len()
-            );
-            return refuse(ErrorKind::Invalid, &why);
-        }
         Ok(tail)
     }
 
@@ -127,6 +118,17 @@ impl FollowerLog {
         // Entries that the owner has destaged are in the data tier, whether or not this batch arrives.
         self.places.release(self.released_by(&batch.tail));
         let file_bytes = self.files.shape.file_bytes;
+        let bytes_max = batch_bytes_bound(file_bytes) - RESERVE_BYTES;
+        if batch.bytes.len() as u64 > bytes_max {
+            self.is_full = true;
+            let why = format!(
+                "could not store the batch behind {}: it has {} bytes, and the files of this ring take at \
+                 most {bytes_max}; give the member a ring with files as long as the owner's",
+                self.tail(),
+                batch.bytes.len()
+            );
+            return Err(Error::new(ErrorKind::Full, why));
+        }
         if self.head.offset + batch.room_bytes() <= file_bytes {
             self.is_full = false;
             return Ok(());

@@ -38,6 +38,7 @@ fn run_all(faults: Faults, seeds: u64) -> Stats {
         sum.resets += stats.resets;
         sum.full += stats.full;
         sum.released += stats.released;
+        sum.released_by_owner += stats.released_by_owner;
         sum.refused += stats.refused;
         sum.written_again += stats.written_again;
         sum.damaged += stats.damaged;
@@ -52,6 +53,7 @@ fn a_members_log_is_what_was_written_after_any_crash() {
     if number("SEED").is_none() {
         assert!(met.batches > 100_000 && met.crashes > 15_000 && met.damaged > 500);
         assert!(met.cuts > 10_000 && met.resets > 2_000 && met.written_again > 2_000);
+        assert!(met.released_by_owner > 500);
         assert!(met.full > 1_000 && met.released > 10_000 && met.refused > 10_000);
     }
 }

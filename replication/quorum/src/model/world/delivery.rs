@@ -8,6 +8,7 @@ use crate::follower::Effect;
 use crate::messages::{Answer, Request};
 use crate::quorum::MemberId;
 use crate::take_over::Decision;
+use block::Lsn;
 
 impl World {
     pub(super) fn send(&mut self, bounds: &Bounds, at: usize, to: usize, fate: Fate) {
@@ -119,6 +120,7 @@ impl World {
             Effect::Store(document) => disk.document = document,
             Effect::Cut(sequence) => disk.cut(sequence),
             Effect::Reset(before) => disk.reset(before),
+            Effect::Release { .. } => {} // the world decides what is released
             Effect::Write(batches) => disk.write(batches),
             Effect::Sync => disk.sync(),
             Effect::Answer(answer) => self.reply(at, from, answer),
@@ -162,7 +164,8 @@ impl World {
                     && of == epoch
                     && candidate.superseded_by().is_none()
                 {
-                    let request = candidate.store(start, previous, batches, node.follower.log());
+                    let request =
+                        candidate.store(start, previous, batches, node.follower.log(), Lsn::NONE);
                     self.own_request(at, request, steps);
                 }
             }

@@ -1,0 +1,95 @@
+//! Members whose rings are full, while the store takes nothing and when it does again.
+
+use super::logs::{Nodes, Open, VOLUME, log_options};
+use super::until;
+use block::Lsn;
+use bytes::Bytes;
+use std::time::Duration;
+use wal::{EntryKind, LogOptions, NewEntry, Wait};
+
+fn small_ring() -> LogOptions {
+    LogOptions { ring_bytes: 4 << 20, generation_bytes_max: 2 << 20, ..log_options() }
+}
+
+const ENTRY_BYTES: usize = 256 << 10;
+
+fn large_entry(content: u8) -> NewEntry {
+    NewEntry {
+        volume: VOLUME,
+        kind: EntryKind::Write,
+        start_sector: 0,
+        sector_count: (ENTRY_BYTES / 512) as u64,
+        payload: Bytes::from(vec![content; ENTRY_BYTES]),
+    }
+}
+
+/// Writes large entries, more than a small ring has room for, in the background.
+fn write_many(owner: &Open, count: u8) -> tokio::task::JoinHandle<block::Result<()>> {
+    let log = owner.log.clone();
+    tokio::spawn(async move {
+        for content in 0..count {
+            log.append(large_entry(content), Wait::Written).await?;
+        }
+        Ok(())
+    })
+}
+
+/// Lets the store take everything that is acknowledged. Returns the LSN up to which it has everything.
+async fn destage(owner: &Open) -> Lsn {
+    while let Some(generation) = owner.log.freeze() {
+        owner.log.make_durable(generation.last_lsn()).await.unwrap();
+        owner.log.release(&generation);
+    }
+    owner.log.destaged_lsn()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_member_gets_room_from_what_the_store_has_since() {
+    let nodes = Nodes::with_rings([log_options(), small_ring(), log_options()]);
+    nodes.cut(2, true);
+    let owner = nodes.take_over(0, 1).await;
+    let writing = write_many(&owner, 40);
+    let status = || owner.owned.statuses()[&nodes.ids[1]].clone();
+    until(|| status().is_full).await;
+    let (written, is_stuck) = (status().written, !writing.is_finished());
+    assert!(is_stuck && status().is_connected, "{:?}", status());
+    assert_eq!(owner.owned.replicas().acknowledged(), written, "a refused batch counts");
+    // It still answers: the owner's lease goes on, and it is found as it is.
+    assert_eq!(nodes.member(1).state().await.unwrap().1.tail().sequence, written);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    owner.log.await_lease().await.unwrap();
+    assert_eq!((status().written, status().is_full), (written, true));
+    // The batch that waits says that nothing is in the store.
+    let done = async {
+        while !writing.is_finished() {
+            destage(&owner).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), done).await.expect("it never has room again");
+    writing.await.unwrap().unwrap();
+    until(|| status().written == owner.owned.replicas().acknowledged()).await;
+    assert!(!status().is_full);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn take_over_by_a_full_member_uses_the_room_that_the_store_gives() {
+    let nodes = Nodes::with_rings([log_options(), small_ring(), log_options()]);
+    nodes.cut(2, true);
+    let first = nodes.take_over(0, 1).await;
+    let writing = write_many(&first, 40);
+    until(|| first.owned.statuses()[&nodes.ids[1]].is_full).await;
+    nodes.cut(1, true);
+    let destaged = destage(&first).await;
+    first.kill();
+    assert!(writing.await.unwrap().is_err());
+    nodes.start(0);
+    nodes.cut(1, false);
+    // The first node has a batch for which the second one had no room.
+    let longest = nodes.member(0).state().await.unwrap().1.tail();
+    assert!(longest > nodes.member(1).state().await.unwrap().1.tail());
+    let second = nodes.take_over_at(1, 2, destaged).await;
+    assert!(second.recovery.last_lsn > destaged);
+    second.log.append(large_entry(7), Wait::Written).await.unwrap();
+    second.kill();
+}
