@@ -15,7 +15,7 @@ use crate::options::RESERVE_BYTES;
 use crate::overlay::Overlay;
 use crate::ring::batch_places::BatchPlaces;
 use crate::ring::contents::LogContents;
-use crate::ring::layout::{FileState, Head, LiveFile, RingConfig};
+use crate::ring::layout::{FileState, Head, LiveFile, RingConfig, chain_of};
 use crate::ring::opening::OpenArgs;
 use crate::ring::reads::{Reads, UnreadablePlace};
 use crate::ring::scan::Scan;
@@ -130,9 +130,11 @@ fn write_back(disk: &mut dyn Disk, files: &[(u32, u64)]) -> Result<()> {
 }
 
 fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {
-    let (mut id, mut chain) = ([0; 16], [0; 16]);
+    let (mut id, mut chain) = ([0; 16], chain_of(args.identity.pool));
     args.random.fill(&mut id);
-    args.random.fill(&mut chain);
+    if args.seeded_bugs.chain_of_ring {
+        chain = id;
+    }
     let header = FileHeader {
         pool: args.identity.pool,
         ring: id,

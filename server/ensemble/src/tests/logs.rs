@@ -121,6 +121,22 @@ impl Open {
     }
 
     pub(super) async fn by(member: &LocalMember, taking: TakeOver, dir: &Path) -> Open {
+        let epoch = taking.epoch;
+        let open = Open::unsent(member, taking, dir).await;
+        open.owned.attach(Box::new(open.log.downgrade()));
+        open.owned.start();
+        let opened = tokio::time::timeout(Duration::from_secs(10), member.opened());
+        match opened.await {
+            Ok(opened) => opened.unwrap(),
+            Err(_) => {
+                panic!("no quorum opens the log of epoch {epoch}: {:?}", open.owned.statuses())
+            }
+        }
+        open
+    }
+
+    /// Opens the write log, and sends nothing of it.
+    async fn unsent(member: &LocalMember, taking: TakeOver, dir: &Path) -> Open {
         let (epoch, destaged) = (taking.epoch, taking.trim_lsn);
         let taken = tokio::time::timeout(Duration::from_secs(10), taking.run(member));
         let taken = taken.await.expect("the take-over does not end").unwrap();
@@ -138,15 +154,6 @@ impl Open {
             Log::open_from(&dir, identity, key, log_options(), destaged, &sources)
         });
         let (log, recovery) = opened.await.unwrap().unwrap();
-        taken.owned.attach(Box::new(log.downgrade()));
-        taken.owned.start();
-        let opened = tokio::time::timeout(Duration::from_secs(10), member.opened());
-        match opened.await {
-            Ok(opened) => opened.unwrap(),
-            Err(_) => {
-                panic!("no quorum opens the log of epoch {epoch}: {:?}", taken.owned.statuses())
-            }
-        }
         Open { log, owned: taken.owned, recovery, role: taken.role }
     }
 
@@ -219,6 +226,34 @@ async fn acknowledged_writes_survive_the_owner() {
     third.check(200).await;
     third.write(200).await.unwrap();
     third.check(201).await;
+    third.kill();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owner_that_ended_before_its_first_message_takes_the_log_of_the_next() {
+    let nodes = Nodes::new();
+    let port = Arc::new(Port { net: Arc::clone(&nodes.net), from: nodes.ids[0] });
+    let first = taking(&nodes.ids, port, 1);
+    let first = Open::unsent(&nodes.member(0), first, &nodes.log_dir(0)).await;
+    first.kill();
+    nodes.cut(0, true);
+    // Both have begun the log of the pool.
+    let second = nodes.take_over(1, 2).await;
+    for sector in 0..10 {
+        second.write(sector).await.unwrap();
+    }
+    nodes.cut(0, false);
+    nodes.start(0);
+    let all = second.owned.replicas().acknowledged();
+    until(|| second.owned.statuses()[&nodes.ids[0]].written >= all).await;
+    nodes.cut(2, true);
+    second.write(10).await.unwrap();
+    nodes.cut(2, false);
+    nodes.cut(1, true);
+    second.kill();
+    let third = nodes.take_over(0, 3).await;
+    third.check(11).await;
+    third.write(11).await.unwrap();
     third.kill();
 }
 
