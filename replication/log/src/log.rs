@@ -63,6 +63,7 @@ struct LogInner {
     options: LogOptions,
     /// Size of the existing ring without the file that is being filled.
     usable_bytes: u64,
+    file_bytes: u64,
     ring_bytes: u64,
     payload_bytes_max: usize,
     replicas: Option<Arc<dyn Replicas>>,
@@ -336,10 +337,6 @@ impl LogInner {
         if left == Left::ToThread {
             self.thread.nudge();
         }
-    }
-
-    fn file_bytes(&self) -> u64 {
-        self.ring_bytes - self.usable_bytes
     }
 
     /// Part of the log in use; the overlay's extents count like space.

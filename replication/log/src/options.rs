@@ -5,6 +5,7 @@
 
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::format::{batch, file};
+use crate::ring::layout::SPARE_FILES_MIN;
 use block::seal::{Algorithm, TAG_BYTES};
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
@@ -100,6 +101,11 @@ impl LogOptions {
             return refuse("generation_bytes_max must be at most half of ring_bytes");
         }
         Ok(())
+    }
+
+    /// Number of files of a new ring of a log with several members, one of which is kept for openings.
+    pub(crate) fn file_count_of_member(&self) -> u32 {
+        self.file_count().max(u32::try_from(SPARE_FILES_MIN).expect("a few"))
     }
 
     pub(crate) fn file_count(&self) -> u32 {

@@ -51,6 +51,8 @@ block::seeded_bugs! {
     entered_at_once: "entered-at-once",
     /// A member stores a batch that does not follow the newest one.
     successor_not_checked: "successor-not-checked",
+    /// Entries use the file that is kept for openings.
+    spare_used: "spare-used",
     /// Each new ring begins a chain of its own.
     chain_of_ring: "chain-of-ring",
     /// A dropped append leaves its entry in the queue.

@@ -14,7 +14,7 @@ use crate::replicas::QuorumTail;
 use crate::ring::batch_places::ChainId;
 use crate::ring::core::{Core, CoreStart};
 use crate::ring::drive::StepLock;
-use crate::ring::layout::{FileState, RingConfig};
+use crate::ring::layout::{FileState, RingConfig, SPARE_FILES_MIN};
 use crate::ring::opening::OpenArgs;
 use crate::ring::recovery::{self, Opened, Recovery};
 use crate::ring::shared_ring::SharedRing;
@@ -163,6 +163,10 @@ impl LogOpening<'_> {
         let LogOpening { identity, options, destaged, seeded_bugs, .. } = self;
         let file_bytes = opened.config.file_bytes;
         let ring_bytes = file_bytes * u64::from(opened.config.file_count);
+        // The head's, and one for openings.
+        let has_spare =
+            self.sources.quorum.is_some() && opened.config.file_count as usize >= SPARE_FILES_MIN;
+        let spare_count = if has_spare { 2 } else { 1 };
         let shared = SharedRing::new(
             opened.overlay,
             opened.recovery.last_lsn,
@@ -208,7 +212,8 @@ impl LogOpening<'_> {
             dir: self.dir.to_owned(),
             identity,
             options,
-            usable_bytes: ring_bytes - file_bytes,
+            usable_bytes: ring_bytes - spare_count * file_bytes,
+            file_bytes,
             ring_bytes,
             payload_bytes_max: payload_bytes_max(file_bytes),
             replicas,

@@ -84,7 +84,7 @@ impl Log {
     pub fn ring_space(&self) -> RingSpace {
         let counters = &self.inner.shared.counters;
         let made_bytes =
-            u64::from(counters.made_count.load(Ordering::Relaxed)) * self.inner.file_bytes();
+            u64::from(counters.made_count.load(Ordering::Relaxed)) * self.inner.file_bytes;
         RingSpace {
             missing_bytes: self.inner.ring_bytes.saturating_sub(made_bytes),
             refusal: counters.refusal.lock().clone(),

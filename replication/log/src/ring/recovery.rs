@@ -140,7 +140,10 @@ fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {
         ring: id,
         chain,
         slot: 0,
-        file_count: args.options.file_count(),
+        file_count: match args.quorum {
+            Some(_) => args.options.file_count_of_member(),
+            None => args.options.file_count(),
+        },
         file_bytes: args.options.file_bytes,
     };
     let (len, bytes) = (header.file_bytes, header.encode());
@@ -426,8 +429,11 @@ impl Scan<'_> {
         // An unreadable place is avoided if possible, and used if there is no other.
         let is_bad = self.walk.reads.is_unreadable(head.slot, head.offset, batch_bytes);
         if is_last || is_bad {
-            let next = (head.slot + 1) % self.walk.ring.file_count;
-            let is_free = self.walk.ring.is_there[next as usize]
+            let ring = &self.walk.ring;
+            let next = (head.slot + 1) % ring.file_count;
+            // A ring whose next file could not be made continues in the first one.
+            let next = if ring.is_there[next as usize] { next } else { 0 };
+            let is_free = next != head.slot
                 && !self
                     .walk
                     .live

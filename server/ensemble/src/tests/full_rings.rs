@@ -75,7 +75,7 @@ async fn full_member_gets_room_from_what_the_store_has_since() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn take_over_by_a_full_member_uses_the_room_that_the_store_gives() {
     let nodes = Nodes::with_rings([log_options(), small_ring(), log_options()]);
-    nodes.cut(2, true);
+    nodes.net.members.lock().remove(&nodes.ids[2]);
     let first = nodes.take_over(0, 1).await;
     let writing = write_many(&first, 40);
     until(|| first.owned.statuses()[&nodes.ids[1]].is_full).await;

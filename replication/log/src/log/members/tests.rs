@@ -3,15 +3,17 @@
 use super::super::Log;
 use super::super::opening::{LogOpening, LogSources};
 use crate::TailLoss;
+use crate::disk::file_disk::FileDisk;
 use crate::format::batch::BatchHeader;
-use crate::options::{LogIdentity, LogOptions, NewEntry, Wait};
+use crate::format::entry::EntryKind;
+use crate::options::{IoMode, LogIdentity, LogOptions, NewEntry, Wait};
 use crate::replicas::{QuorumTail, Replicas};
-use crate::ring::follower_log::FollowerLog;
+use crate::ring::follower_log::{FollowerLog, FollowerOpening};
 use crate::ring::recovery::Recovery;
 use crate::seeded_bugs::SeededBugs;
 use block::env::{Clock, ManualClock, SystemClock, SystemRandom};
 use block::seal::{KEY_BYTES, PoolKey};
-use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Position, Result, VolumeId};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::path::Path;
@@ -25,6 +27,7 @@ use std::time::Duration;
 #[derive(Default)]
 struct Chosen {
     appended: Mutex<Vec<(Position, Lsn)>>,
+    bytes: Mutex<Vec<Bytes>>,
     acknowledged: AtomicU64,
     committed: AtomicU64,
     sync_wanted: AtomicU64,
@@ -35,6 +38,7 @@ impl Replicas for Chosen {
     fn append(&self, position: Position, bytes: Bytes, _is_sync: bool) {
         let header = BatchHeader::decode(&bytes).unwrap();
         self.appended.lock().push((position, header.last_lsn()));
+        self.bytes.lock().push(bytes);
     }
 
     fn on_own(&self, written: u64, synced: u64) {
@@ -58,15 +62,6 @@ impl Replicas for Chosen {
     }
 }
 
-fn ring_options() -> LogOptions {
-    LogOptions {
-        ring_bytes: 64 << 20,
-        file_bytes: 8 << 20,
-        generation_bytes_max: 8 << 20,
-        ..LogOptions::default()
-    }
-}
-
 fn open_at(
     dir: &Path,
     epoch: u64,
@@ -74,7 +69,21 @@ fn open_at(
     seeded_bugs: SeededBugs,
     clock: Arc<dyn Clock>,
 ) -> Result<(Log, Recovery)> {
-    let options = ring_options();
+    open_ring(dir, epoch, (quorum, seeded_bugs), clock, (64 << 20, 8 << 20))
+}
+
+fn options((ring_bytes, file_bytes): (u64, u64)) -> LogOptions {
+    LogOptions { ring_bytes, file_bytes, generation_bytes_max: file_bytes, ..LogOptions::default() }
+}
+
+fn open_ring(
+    dir: &Path,
+    epoch: u64,
+    (quorum, seeded_bugs): (QuorumTail, SeededBugs),
+    clock: Arc<dyn Clock>,
+    sizes: (u64, u64),
+) -> Result<(Log, Recovery)> {
+    let options = options(sizes);
     let sources = LogSources { quorum: Some(quorum), ..LogSources::default() };
     let opening = LogOpening {
         dir,
@@ -209,7 +218,7 @@ async fn log_continues_only_where_its_members_decided() {
 async fn member_learns_that_the_disk_failed_under_its_owner() {
     let dir = tempfile::tempdir().unwrap();
     let has_failed =
-        || FollowerLog::open(dir.path(), [1; 16], ring_options()).unwrap().1.has_failed;
+        || FollowerLog::open(dir.path(), [1; 16], options((64 << 20, 8 << 20))).unwrap().1.has_failed;
     assert!(!has_failed(), "there is no log");
     drop(open(dir.path()));
     assert!(!has_failed());
@@ -249,4 +258,99 @@ async fn close_without_a_quorum_ends_and_reports_it() {
     let error = closing.join().unwrap().unwrap_err();
     assert!(error.chain().contains("too few of its members answer"), "{}", error.chain());
     assert!(write.await.unwrap().is_err(), "nothing unanswered counts as done");
+}
+
+/// A log in a small ring that is always full, and a member's copy of it.
+struct FullRing {
+    dir: tempfile::TempDir,
+    member: FollowerLog,
+    tail: Position,
+    seeded_bugs: SeededBugs,
+}
+
+const SMALL_RING: (u64, u64) = (8 << 20, 2 << 20);
+
+impl FullRing {
+    fn new(seeded_bugs: SeededBugs) -> FullRing {
+        let dir = tempfile::tempdir().unwrap();
+        let member_dir = dir.path().join("member");
+        let (disk, random) = (
+            FileDisk::open(&member_dir, IoMode::default(), Arc::new(SystemClock)).unwrap(),
+            Arc::new(SystemRandom),
+        );
+        let opening = FollowerOpening {
+            disk: Box::new(disk),
+            random,
+            pool: [1; 16],
+            options: options(SMALL_RING),
+            made_count: None,
+        };
+        let (member, _) = opening.open_with(seeded_bugs).unwrap();
+        FullRing { dir, member, tail: Position::START, seeded_bugs }
+    }
+
+    /// Opens the log under the next epoch. The members acknowledge everything at once.
+    fn open(&mut self) -> Result<(Log, Arc<Chosen>)> {
+        let members = Arc::new(Chosen::default());
+        members.acknowledged.store(u64::MAX, Ordering::Relaxed);
+        members.committed.store(u64::MAX, Ordering::Relaxed);
+        let replicas = Arc::clone(&members) as _;
+        let quorum = QuorumTail { position: self.tail, loss: None, replicas };
+        let (dir, epoch) = (self.dir.path().join("owner"), self.tail.epoch.0 + 1);
+        let (log, _) =
+            open_ring(&dir, epoch, (quorum, self.seeded_bugs), Arc::new(SystemClock), SMALL_RING)?;
+        self.send(&members)?;
+        Ok((log, members))
+    }
+
+    /// Gives the member what the owner has written.
+    fn send(&mut self, members: &Chosen) -> Result<()> {
+        let batches = std::mem::take(&mut *members.bytes.lock());
+        self.member.write(&batches)?;
+        self.tail = self.member.tail();
+        Ok(())
+    }
+
+    /// Fills the ring, opens the log often, and lets the store take what it has.
+    async fn run(&mut self) -> Result<()> {
+        let entry = |content: u8| NewEntry {
+            volume: VolumeId(1),
+            kind: EntryKind::Write,
+            start_sector: 0,
+            sector_count: 256,
+            payload: Bytes::from(vec![content; 128 << 10]),
+        };
+        let (log, members) = self.open()?;
+        while !log.status().is_full {
+            let write = std::pin::pin!(log.append(entry(1), Wait::Written));
+            let _ = tokio::time::timeout(Duration::from_millis(50), write).await;
+        }
+        self.send(&members)?;
+        log.fail(Error::new(ErrorKind::Io, "the process is killed"));
+        drop(log);
+        for _ in 0..300 {
+            let (log, _) = self.open()?;
+            log.fail(Error::new(ErrorKind::Io, "the process is killed"));
+        }
+        let (log, members) = self.open()?;
+        for content in 2..40 {
+            let mut write = std::pin::pin!(log.append(entry(content), Wait::Written));
+            while tokio::time::timeout(Duration::from_millis(20), write.as_mut()).await.is_err() {
+                log.freeze();
+                let Some(generation) = log.overlay().next_frozen() else { continue };
+                log.make_durable(generation.last_lsn()).await?;
+                log.release(&generation);
+            }
+            self.member.release(log.destaged_lsn(), u64::MAX);
+            self.send(&members)?;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn full_ring_can_be_opened_hundreds_of_times_and_is_used_again() {
+    FullRing::new(SeededBugs::default()).run().await.unwrap();
+    let bug = SeededBugs { spare_used: true, ..SeededBugs::default() };
+    assert_eq!(FullRing::new(bug).run().await.unwrap_err().kind(), ErrorKind::Full);
 }

@@ -1,25 +1,37 @@
 //! The core's files: the place of the next batch, and files that are made ahead.
 //!
-//! Invariants: those of [`super`].
+//! Invariants: those of [`super`], and:
+//! - In a log with other members, batches with entries leave the file behind the head's free: openings
+//!   replace nothing there, and need room while the ring is full.
 
 use super::{Core, FILES_AHEAD, Room};
 use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
+use crate::ring::layout::SPARE_FILES_MIN;
 use crate::ring::layout::{FileState, LiveFile};
 use block::Lsn;
 use block::env::{Disk, DiskRequest};
 
 impl Core {
-    /// Moves the head to a place with `bytes` of room and `reserve` bytes behind it.
+    /// Moves the head to a place with `bytes` of room for a batch with entries, and `reserve` bytes behind
+    /// it.
     pub(super) fn make_room(&mut self, bytes: u64, reserve: u64, disk: &mut dyn Disk) -> Room {
         let file_bytes = self.config.file_bytes;
         if self.head.offset + bytes + reserve <= file_bytes {
-            return Room::Yes;
+            // An opening may have begun the file, because the ring was full.
+            return match self.room_of_spare(self.head.slot, disk) {
+                Room::Yes | Room::Soon => Room::Yes,
+                Room::Full => Room::Full,
+            };
         }
         assert!(FILE_HEADER_BYTES as u64 + bytes + reserve <= file_bytes, "a batch fits a file");
-        let next = match self.next_slot(disk) {
+        let next = match self.slot_behind(self.head.slot, disk) {
             Ok(slot) => slot,
             Err(room) => return room,
         };
+        let spare = self.room_of_spare(next, disk);
+        if spare != Room::Yes {
+            return spare;
+        }
         self.head.position += file_bytes - self.head.offset;
         self.head.slot = next;
         self.head.offset = FILE_HEADER_BYTES as u64;
@@ -28,10 +40,20 @@ impl Core {
         Room::Yes
     }
 
-    /// Returns the file after the head's. If it cannot be made (the disk is full), the ring ends
+    /// Returns whether the file behind `slot` is free, if it is kept for openings.
+    fn room_of_spare(&mut self, slot: u32, disk: &mut dyn Disk) -> Room {
+        let made = self.files.iter().filter(|state| **state == FileState::Ready).count();
+        let is_kept = self.replicas.is_some() && made >= SPARE_FILES_MIN;
+        if !is_kept || self.config.seeded_bugs.spare_used {
+            return Room::Yes;
+        }
+        self.slot_behind(slot, disk).map_or_else(|room| room, |_| Room::Yes)
+    }
+
+    /// Returns the file after `slot`, if it is free. If it cannot be made (the disk is full), the ring ends
     /// before it and continues in the first file.
-    fn next_slot(&mut self, disk: &mut dyn Disk) -> Result<u32, Room> {
-        let next = (self.head.slot + 1) % self.config.file_count;
+    fn slot_behind(&mut self, slot: u32, disk: &mut dyn Disk) -> Result<u32, Room> {
+        let next = (slot + 1) % self.config.file_count;
         let is_live = |slot| self.live.iter().any(|file| file.slot == slot);
         match self.files[next as usize] {
             FileState::Ready if is_live(next) => Err(Room::Full),

@@ -120,7 +120,7 @@ impl FollowerOpening {
             ring: [0; 16],
             chain: [0; 16],
             slot: 0,
-            file_count: self.options.file_count(),
+            file_count: self.options.file_count_of_member(),
             file_bytes: self.options.file_bytes,
         };
         let log = FollowerLog {

@@ -10,7 +10,7 @@
 use crate::disk::unreadable::is_eio;
 use crate::format::batch;
 use crate::format::file::FileHeader;
-use crate::ring::layout::FileState;
+use crate::ring::layout::{FileState, SPARE_FILES_MIN};
 use crate::ring::walk::At;
 use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
 use block::{Error, ErrorKind, Result};
@@ -202,11 +202,21 @@ impl RingFiles {
     /// Returns the file behind `slot`, which may be written over; `None` if `is_live` names it. If the
     /// next file cannot be made, the ring ends before it and continues in the first one.
     pub(super) fn next_slot(&mut self, slot: u32, is_live: impl Fn(u32) -> bool) -> Option<u32> {
+        let next = self.slot_behind(slot);
+        (!is_live(next)).then_some(next)
+    }
+
+    /// Returns whether the file behind `slot` may be written over, if it is kept for openings.
+    pub(super) fn has_spare(&mut self, slot: u32, is_live: impl Fn(u32) -> bool) -> bool {
+        let next = self.slot_behind(slot);
+        self.made().count() < SPARE_FILES_MIN || !is_live(next)
+    }
+
+    fn slot_behind(&mut self, slot: u32) -> u32 {
         let next = (slot + 1) % self.shape.file_count;
         self.reap(None);
         let is_made = self.states[next as usize] == FileState::Ready || self.make(next).is_ok();
-        let next = if is_made { next } else { 0 };
-        (!is_live(next)).then_some(next)
+        if is_made { next } else { 0 }
     }
 
     /// Requests the file that the head will soon reach, if it does not exist and was not refused.

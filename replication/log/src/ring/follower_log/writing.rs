@@ -3,8 +3,8 @@
 //! Invariants:
 //! - The bytes come from another machine. Whatever they are, they are verified as a whole before the
 //!   first one is written, and a batch that is refused changes nothing.
-//! - Batches with entries leave the end of each file free, like those of the owner, so that an owner
-//!   can open a full ring.
+//! - Batches with entries leave the end of each file free, and the file behind it, like those of the
+//!   owner, so that owners can open a full ring.
 
 use super::{BLOCK_BYTES, FollowerLog, Tail};
 use crate::format::FormatError;
@@ -25,9 +25,13 @@ struct Verified<'a> {
 }
 
 impl Verified<'_> {
+    fn has_entries(&self) -> bool {
+        self.tail.header.entry_count > 0
+    }
+
     /// Returns the room that the batch needs in a file, with the place that stays free behind it.
     fn room_bytes(&self) -> u64 {
-        let reserve = if self.tail.header.entry_count > 0 { RESERVE_BYTES } else { BLOCK_BYTES };
+        let reserve = if self.has_entries() { RESERVE_BYTES } else { BLOCK_BYTES };
         u64::from(self.tail.header.batch_bytes) + reserve
     }
 }
@@ -129,13 +133,14 @@ impl FollowerLog {
             );
             return Err(Error::new(ErrorKind::Full, why));
         }
-        if self.head.offset + batch.room_bytes() <= file_bytes {
-            self.is_full = false;
-            return Ok(());
-        }
         let (places, head) = (&self.places, self.head.slot);
         let is_live = |slot| slot == head || places.has_file(slot);
-        let Some(slot) = self.files.next_slot(head, is_live) else {
+        let is_here = self.head.offset + batch.room_bytes() <= file_bytes;
+        let slot = if is_here { Some(head) } else { self.files.next_slot(head, is_live) };
+        // Also in the head's file: an opening may have begun it, because the ring was full.
+        let needs_spare = batch.has_entries() && !self.seeded_bugs.spare_used;
+        let Some(slot) = slot.filter(|slot| !needs_spare || self.files.has_spare(*slot, is_live))
+        else {
             self.is_full = true;
             let why = format!(
                 "could not store the batch behind {}: the ring is full; it has room once the owner has \
@@ -145,6 +150,9 @@ impl FollowerLog {
             return Err(Error::new(ErrorKind::Full, why));
         };
         self.is_full = false;
+        if is_here {
+            return Ok(());
+        }
         let first = At { slot, offset: FIRST_AT };
         if !self.seeded_bugs.entered_at_once {
             self.files.sync()?;
@@ -169,7 +177,12 @@ impl FollowerLog {
     /// Returns how many of the batches go into one write at the head, at least one.
     fn run_count(&self, batches: &[Verified<'_>]) -> usize {
         let (mut end, mut run_bytes) = (self.head.offset, 0);
+        let first_has_entries = batches.first().is_some_and(Verified::has_entries);
         let fits = |batch: &&Verified<'_>| {
+            // There is room for the first one: entries need more.
+            if batch.has_entries() && !first_has_entries {
+                return false;
+            }
             let is_fitting = end + batch.room_bytes() <= self.files.shape.file_bytes;
             end += batch.bytes.len() as u64;
             run_bytes += batch.bytes.len() as u64;
