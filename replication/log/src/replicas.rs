@@ -43,6 +43,9 @@ pub trait Replicas: Send + Sync + 'static {
 pub struct QuorumTail {
     /// Place of the newest batch, or of the one before the first.
     pub position: Position,
+    /// The batch at that position, if the log on this machine is empty and begins behind it: the next one
+    /// names it, for the members that have it. Everything up to it is in the data tier.
+    pub predecessor: Option<Bytes>,
     /// Acknowledged entries may be missing: too few members can prove that they have all.
     pub loss: Option<TailLoss>,
     /// The members.
@@ -51,7 +54,7 @@ pub struct QuorumTail {
 
 impl std::fmt::Debug for QuorumTail {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let QuorumTail { position, loss, replicas: _ } = self;
+        let QuorumTail { position, predecessor: _, loss, replicas: _ } = self;
         f.debug_struct("QuorumTail").field("position", position).field("loss", loss).finish()
     }
 }

@@ -19,6 +19,8 @@ block::seeded_bugs! {
     own_promise_asked_once: "own-promise-asked-once",
     /// A member finds room only by what the batches that it stores say.
     trim_unheard: "trim-unheard",
+    /// A candidate waits for batches of a member that was reset to the tail and has none.
+    empty_end_ignored: "empty-end-ignored",
     /// The document of an owner that has opened does not prove its log.
     open_not_proven: "open-not-proven",
     /// Two members of one directory may run.

@@ -10,6 +10,7 @@ use crate::owned::{OwnedLog, OwnedOptions};
 use crate::peers::{Link, Peers};
 use crate::seeded_bugs::seeded_bugs;
 use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
+use bytes::Bytes;
 use replication::{Answer, Candidate, Configuration, Decision, MemberId, Request};
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,10 +98,15 @@ impl TakeOver {
                 break (tail, loss);
             }
         };
+        let (_, index) = local.state().await?;
+        let predecessor = match index.tail() == index.before() && tail != Position::START {
+            true => Some(self.predecessor(tail, local.id()).await),
+            false => None,
+        };
         drop((asking, heard));
         let owned =
             local.become_owner(*epoch, configuration.clone(), Arc::clone(peers), *options).await?;
-        let quorum = QuorumTail { position: tail, loss, replicas: owned.replicas() };
+        let quorum = QuorumTail { position: tail, predecessor, loss, replicas: owned.replicas() };
         Ok(Taken { owned, quorum, role })
     }
 
@@ -151,7 +157,10 @@ impl TakeOver {
             candidate.on_answer(from, &answer);
             check_superseded(candidate)?;
             let Answer::Batches { start, previous, batches, .. } = answer else { return Ok(false) };
-            if batches.is_empty() || !candidate.has_promise(&from) {
+            // A member that was reset to the tail has no batch: the own one begins there, too.
+            let is_end =
+                batches.is_empty() && (previous != tail || seeded_bugs().empty_end_ignored);
+            if is_end || !candidate.has_promise(&from) {
                 return Ok(false);
             }
             let store = candidate.store(start, previous, batches, &index, self.trim_lsn);
@@ -168,6 +177,24 @@ impl TakeOver {
 }
 
 impl TakeOver {
+    /// Returns the batch at `tail` from a member that has it: the own log is empty and begins behind it.
+    /// Waits until one answers.
+    async fn predecessor(&self, tail: Position, me: MemberId) -> Bytes {
+        let after = Position { sequence: tail.sequence - 1, ..tail };
+        loop {
+            for member in self.configuration.members.iter().filter(|member| **member != me) {
+                let Ok(mut link) = self.peers.connect(*member).await else { continue };
+                let request = Request::Read { epoch: self.epoch, after };
+                if let Some(Answer::Batches { batches, .. }) = exchange(&mut link, request).await
+                    && let Some(batch) = batches.into_iter().find(|batch| batch.position == tail)
+                {
+                    return batch.bytes;
+                }
+            }
+            tokio::time::sleep(CONNECT_RETRY).await;
+        }
+    }
+
     fn full(&self, from: MemberId) -> Error {
         let what = format!(
             "take the pool over with epoch {}: the ring of the member on this node is full; give it a ring as \

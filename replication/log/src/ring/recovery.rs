@@ -393,6 +393,9 @@ impl Scan<'_> {
     fn next_head(&self, last_lsn: Lsn) -> Result<Head> {
         let next_lsn = last_lsn.next();
         let Some(newest) = &self.walk.newest else {
+            if let Some(head) = self.head_behind_predecessor(next_lsn)? {
+                return Ok(head);
+            }
             // The opening batch of a new ring may be torn; it is written again, as the first of its chain.
             let before = if self.walk.seen.sequence <= 1 { 0 } else { self.walk.seen.sequence };
             return Ok(Head {
@@ -450,6 +453,33 @@ impl Scan<'_> {
             (head.slot, head.offset) = (next, FIRST_AT);
         }
         Ok(head)
+    }
+
+    /// Returns the place of the first batch of an empty log that begins behind a batch of other machines.
+    fn head_behind_predecessor(&self, next_lsn: Lsn) -> Result<Option<Head>> {
+        let Some(quorum) = self.args.quorum else { return Ok(None) };
+        let Some(bytes) = &quorum.predecessor else { return Ok(None) };
+        let decoded = BatchHeader::decode(bytes)
+            .and_then(|header| batch::verify(&header, bytes).map(|checksum| (header, checksum)));
+        let what = || format!("open the write log behind batch {} of its members", quorum.position);
+        let (header, checksum) =
+            decoded.map_err(|e| Error::with_source(ErrorKind::Corrupt, what(), e))?;
+        let is_it = (header.epoch, header.sequence)
+            == (quorum.position.epoch, quorum.position.sequence)
+            && (header.pool, header.chain) == (self.args.identity.pool, self.walk.ring.chain)
+            && header.next_lsn() <= next_lsn;
+        if !is_it {
+            let why = format!("{}: it is another one, or the store lacks entries of it", what());
+            return Err(Error::new(ErrorKind::Corrupt, why));
+        }
+        Ok(Some(Head {
+            slot: 0,
+            offset: FIRST_AT,
+            sequence: header.sequence + 1,
+            previous: Predecessor::of(&header, checksum),
+            next_lsn,
+            position: FIRST_AT,
+        }))
     }
 
     fn opening_header(&self, head: &Head, open: [u8; 16], is_settled: bool) -> BatchHeader {

@@ -13,6 +13,7 @@ use crate::format::batch::{self, BatchHeader};
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::overlay::log_resident::{BatchPlace, LogResident};
 use crate::overlay::{Incoming, Overlay};
+use crate::replicas::QuorumTail;
 use crate::ring::batch_places::BatchPlaces;
 use crate::ring::opening::OpenArgs;
 use crate::ring::reads::Reads;
@@ -169,7 +170,7 @@ impl<'a> Scan<'a> {
         }
         if let Some(quorum) = self.args.quorum {
             // The batches of other machines tell nothing about this machine's disk.
-            self.check_ends_at(quorum.position)?;
+            self.check_ends_at(quorum)?;
             return self.check_reaches_tier();
         }
         if let Some(at) = self.unknown_end() {
@@ -183,9 +184,13 @@ impl<'a> Scan<'a> {
     }
 
     /// Checks that the log ends where its members have decided.
-    fn check_ends_at(&self, decided: Position) -> Result<()> {
+    fn check_ends_at(&self, quorum: &QuorumTail) -> Result<()> {
+        let decided = quorum.position;
         let found = self.walk.newest.map_or(Position::START, |newest| newest.position());
-        if found == decided {
+        let begins_there = self.walk.newest.is_none()
+            && self.walk.seen.sequence == 0
+            && quorum.predecessor.is_some();
+        if found == decided || begins_there {
             return Ok(());
         }
         let why = format!("its members have decided that batch {decided} is its last, not {found}");

@@ -1,9 +1,10 @@
-//! Members whose rings are full, while the store takes nothing and when it does again.
+//! Members whose rings are full or empty, while the store takes nothing and when it does again.
 
 use super::logs::{Nodes, Open, VOLUME, log_options};
 use super::until;
-use block::Lsn;
+use block::{Epoch, Lsn, Position};
 use bytes::Bytes;
+use replication::{Answer, Request};
 use std::time::Duration;
 use wal::{EntryKind, LogOptions, NewEntry, Wait};
 
@@ -91,5 +92,61 @@ async fn take_over_by_a_full_member_uses_the_room_that_the_store_gives() {
     let second = nodes.take_over_at(1, 2, destaged).await;
     assert!(second.recovery.last_lsn > destaged);
     second.log.append(large_entry(7), Wait::Written).await.unwrap();
+    second.kill();
+}
+
+/// Resets the member of a node, as an owner does whose log has released everything up to `before`.
+async fn reset(nodes: &Nodes, node: usize, before: Position) {
+    let request = Request::Reset { epoch: Epoch(1), before };
+    let answer = nodes.member(node).ask(request).await.unwrap();
+    assert!(matches!(answer, Some(Answer::Appended { .. })), "{answer:?}");
+    let (_, index) = nodes.member(node).state().await.unwrap();
+    assert_eq!((index.before(), index.tail()), (before, before));
+}
+
+/// Writes with the owner on `owner` while the node `absent` is cut off, and ends. Returns the tail.
+async fn write_without(nodes: &Nodes, owner: usize, absent: usize) -> Position {
+    nodes.cut(absent, true);
+    let first = nodes.take_over(owner, 1).await;
+    for sector in 0..5 {
+        first.write(sector).await.unwrap();
+    }
+    let all = first.owned.replicas().acknowledged();
+    until(|| first.owned.statuses().values().any(|status| status.written >= all)).await;
+    first.kill();
+    nodes.start(owner);
+    nodes.member(owner).state().await.unwrap().1.tail()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn candidate_whose_log_is_empty_behind_a_reset_opens() {
+    let nodes = Nodes::new();
+    let tail = write_without(&nodes, 0, 2).await;
+    reset(&nodes, 2, tail).await;
+    nodes.cut(2, false);
+    let second = nodes.take_over_at(2, 2, Lsn(5)).await;
+    assert_eq!(second.recovery.last_lsn, Lsn(5));
+    let lsn = second.write(5).await.unwrap();
+    // The others have the batch that the opening one follows.
+    until(|| second.owned.statuses().values().all(|status| status.written > tail.sequence + 1))
+        .await;
+    second.kill();
+    nodes.start(2);
+    let third = nodes.take_over_at(2, 3, Lsn(5)).await;
+    assert_eq!(third.recovery.last_lsn, lsn);
+    third.kill();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn candidate_begins_where_an_empty_member_was_reset_to() {
+    let nodes = Nodes::new();
+    let tail = write_without(&nodes, 1, 0).await;
+    nodes.wipe(2);
+    reset(&nodes, 2, tail).await;
+    nodes.cut(0, false);
+    let second = nodes.take_over_at(0, 2, Lsn(5)).await;
+    second.write(5).await.unwrap();
+    until(|| second.owned.statuses().values().all(|status| status.written > tail.sequence + 1))
+        .await;
     second.kill();
 }

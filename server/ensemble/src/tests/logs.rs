@@ -81,6 +81,15 @@ impl Nodes {
         self.net.members.lock().insert(self.ids[node], member);
     }
 
+    /// Gives a node an empty directory, and starts a member with the same identity in it.
+    pub(super) fn wipe(&self, node: usize) {
+        self.net.members.lock().remove(&self.ids[node]);
+        std::fs::rename(self.log_dir(node), self.dir.path().join("wiped")).unwrap();
+        std::fs::create_dir(self.log_dir(node)).unwrap();
+        LocalMember::create(&self.local_options(node), self.ids[node]).unwrap();
+        self.start(node);
+    }
+
     pub(super) fn member(&self, node: usize) -> LocalMember {
         self.net.members.lock()[&self.ids[node]].clone()
     }

@@ -108,8 +108,12 @@ fn open_ring(
 /// Opens an empty log whose members have acknowledged the opening batch.
 fn open(dir: &Path) -> (Log, Arc<Chosen>) {
     let members = Arc::new(Chosen::default());
-    let quorum =
-        QuorumTail { position: Position::START, loss: None, replicas: Arc::clone(&members) as _ };
+    let quorum = QuorumTail {
+        position: Position::START,
+        predecessor: None,
+        loss: None,
+        replicas: Arc::clone(&members) as _,
+    };
     let (log, _) =
         open_at(dir, 1, quorum, SeededBugs::default(), Arc::new(SystemClock)).expect("it opens");
     let opening = members.appended.lock()[0].0;
@@ -188,7 +192,8 @@ async fn owner_without_a_lease_does_not_serve() {
 fn reopened(dir: &Path, position: Position, seeded_bugs: SeededBugs) -> (Result<Recovery>, u64) {
     let members = Arc::new(Chosen::default());
     let loss = Some(TailLoss::Reboot);
-    let quorum = QuorumTail { position, loss, replicas: Arc::clone(&members) as _ };
+    let quorum =
+        QuorumTail { position, predecessor: None, loss, replicas: Arc::clone(&members) as _ };
     let opened = open_at(dir, 2, quorum, seeded_bugs, Arc::new(SystemClock));
     let first = members.appended.lock().first().map_or(0, |(position, _)| position.sequence);
     (opened.map(|(_, recovery)| recovery), first)
@@ -245,8 +250,12 @@ async fn close_without_a_quorum_ends_and_reports_it() {
     let dir = tempfile::tempdir().unwrap();
     let clock = ManualClock::new();
     let members = Arc::new(Chosen::default());
-    let quorum =
-        QuorumTail { position: Position::START, loss: None, replicas: Arc::clone(&members) as _ };
+    let quorum = QuorumTail {
+        position: Position::START,
+        predecessor: None,
+        loss: None,
+        replicas: Arc::clone(&members) as _,
+    };
     let opened = open_at(dir.path(), 1, quorum, SeededBugs::default(), Arc::new(clock.clone()));
     let (log, _) = opened.unwrap();
     let write = tokio::spawn(log.append(marker(), Wait::Written));
@@ -295,7 +304,7 @@ impl FullRing {
         members.acknowledged.store(u64::MAX, Ordering::Relaxed);
         members.committed.store(u64::MAX, Ordering::Relaxed);
         let replicas = Arc::clone(&members) as _;
-        let quorum = QuorumTail { position: self.tail, loss: None, replicas };
+        let quorum = QuorumTail { position: self.tail, predecessor: None, loss: None, replicas };
         let (dir, epoch) = (self.dir.path().join("owner"), self.tail.epoch.0 + 1);
         let (log, _) =
             open_ring(&dir, epoch, (quorum, self.seeded_bugs), Arc::new(SystemClock), SMALL_RING)?;
