@@ -9,6 +9,7 @@
 
 use crate::note::Note;
 use crate::peers::Peers;
+use crate::seeded_bugs::seeded_bugs;
 use crate::window::Window;
 use block::env::Clock;
 use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
@@ -109,6 +110,8 @@ pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     acknowledged: AtomicU64,
     committed: AtomicU64,
+    /// Sequence up to which the own log is written.
+    own_written: AtomicU64,
     /// The end of the lease, in nanoseconds of [`Shared::now`].
     lease_until: AtomicU64,
     standing: watch::Sender<Standing>,
@@ -159,6 +162,7 @@ impl OwnedLog {
             }),
             acknowledged: AtomicU64::new(0),
             committed: AtomicU64::new(0),
+            own_written: AtomicU64::new(opening - 1),
             lease_until: AtomicU64::new(0),
             standing: watch::Sender::new(Standing::Opening),
             stop: watch::Sender::new(false),
@@ -352,7 +356,13 @@ impl Shared {
         let start = log.start();
         let read = match after + 1 < start {
             true => Vec::new(),
-            false => log.read_batches(after, bytes_max)?,
+            false => match log.read_batches(after, bytes_max) {
+                // Perhaps a later batch is damaged, or is being written.
+                Err(error) if error.kind() == ErrorKind::Corrupt => log
+                    .read_batches(after, 1)
+                    .inspect_err(|error| self.on_damage(error, after + 1))?,
+                read => read?,
+            },
         };
         self.state.lock().index.release(start - 1);
         Ok(read.into_iter().map(|(position, bytes)| Batch { position, bytes }).collect())
@@ -360,6 +370,18 @@ impl Shared {
 
     pub(crate) fn wake_all(&self) {
         self.wakes.read().values().for_each(|wake| wake.notify_one());
+    }
+
+    /// Ends the owner if the batch that could not be read is damaged: the next owner of the pool gets it
+    /// from another member. It is not if it was released meanwhile, or is not yet written.
+    fn on_damage(&self, error: &Error, sequence: u64) {
+        let Some(log) = self.log.get() else { return };
+        let is_written = sequence <= self.own_written.load(Ordering::Acquire);
+        let is_damaged = error.kind() == ErrorKind::Corrupt && is_written;
+        if is_damaged && sequence >= log.start() && !seeded_bugs().own_damage_unseen {
+            tracing::error!(error = %error.chain(), "a batch in the owner's write log is damaged; the owner ends");
+            log.fail(error.clone());
+        }
     }
 
     fn wake(&self, member: &MemberId) {
@@ -416,6 +438,7 @@ impl Replicas for Shared {
             self.stop.send_replace(true);
             return;
         }
+        self.own_written.fetch_max(written, Ordering::AcqRel);
         let mut state = self.state.lock();
         state.owner.on_own(written, synced);
         // The log looks at the marks after this call.

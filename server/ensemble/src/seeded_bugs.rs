@@ -21,6 +21,8 @@ block::seeded_bugs! {
     trim_unheard: "trim-unheard",
     /// A candidate waits for batches of a member that was reset to the tail and has none.
     empty_end_ignored: "empty-end-ignored",
+    /// An owner goes on with a damaged batch in its own log.
+    own_damage_unseen: "own-damage-unseen",
     /// The document of an owner that has opened does not prove its log.
     open_not_proven: "open-not-proven",
     /// Two members of one directory may run.

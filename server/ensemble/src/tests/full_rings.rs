@@ -150,3 +150,27 @@ async fn candidate_begins_where_an_empty_member_was_reset_to() {
         .await;
     second.kill();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owner_with_a_damaged_batch_ends() {
+    let nodes = Nodes::new();
+    let owner = nodes.take_over(0, 1).await;
+    nodes.cut(2, true);
+    for sector in 0..10 {
+        owner.write(sector).await.unwrap();
+    }
+    // In the fifth batch of the file, behind its header.
+    let path = nodes.log_dir(0).join("ring-00000.log");
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[99; 64], 5 * 4096 + 300).unwrap();
+    nodes.cut(2, false);
+    let mut changes = owner.log.changes();
+    let ended = async {
+        while owner.write(11).await.is_ok() {
+            let _ = tokio::time::timeout(Duration::from_millis(20), changes.changed()).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), ended).await.expect("the owner goes on");
+    let error = owner.write(12).await.unwrap_err();
+    assert_eq!(error.kind(), block::ErrorKind::Corrupt, "{}", error.chain());
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 /// Each bug, with a test that must fail.
-const FOUND_BY: [(&str, &str); 14] = [
+const FOUND_BY: [(&str, &str); 15] = [
     ("identity-unchecked", "tests::over_tls::other_pool_and_other_member_are_refused"),
     ("pool-unchecked", "tests::over_tls::other_pool_and_other_member_are_refused"),
     ("frame-kind-unchecked", "frames::tests::frame_of_another_kind_or_request_is_refused"),
@@ -18,6 +18,7 @@ const FOUND_BY: [(&str, &str); 14] = [
     ("own-promise-asked-once", "tests::candidate_takes_the_whole_log_after_a_damaged_one"),
     ("trim-unheard", "tests::full_rings::full_member_gets_room_from_what_the_store_has_since"),
     ("empty-end-ignored", "tests::full_rings::candidate_begins_where_an_empty_member_was_reset_to"),
+    ("own-damage-unseen", "tests::full_rings::owner_with_a_damaged_batch_ends"),
     ("open-not-proven", "tests::logs::owner_that_opens_proves_its_own_log"),
 ];
 
