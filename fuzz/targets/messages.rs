@@ -40,7 +40,7 @@ fn configuration() -> Configuration {
 
 fn take_request(request: Request) {
     let document = Document {
-        boot: Uuid::from_u128(1),
+        page_cache: Uuid::from_u128(1),
         run: 6,
         promised: Epoch(1),
         proof: Proof::All,

@@ -124,7 +124,10 @@ impl Candidate {
                     self.promises.retain(|member, _| *member != from && *member != self.me);
                 }
             }
-            Answer::Appended { .. } | Answer::Lacking { .. } | Answer::Superseded { .. } => {}
+            Answer::Appended { .. }
+            | Answer::Full { .. }
+            | Answer::Lacking { .. }
+            | Answer::Superseded { .. } => {}
         }
     }
 

@@ -518,7 +518,8 @@ async fn change_of_role_outlives_its_caller() {
         let members = cluster.ids.iter().copied().collect();
         let configuration = Configuration { number: epoch, members, quorum: 2 };
         let (epoch, peers) = (Epoch(epoch), Arc::new(port));
-        let taking = TakeOver { epoch, configuration, peers, options: options() };
+        let trim_lsn = Lsn::NONE;
+        let taking = TakeOver { epoch, configuration, trim_lsn, peers, options: options() };
         // It is dropped at another moment each time.
         let time = Duration::from_micros(300 * epoch.0);
         drop(tokio::time::timeout(time, taking.run(&member)).await);

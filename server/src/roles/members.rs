@@ -7,13 +7,14 @@
 use super::messages::{self, Answer, Question};
 use super::{Roles, record};
 use api::member::{MemberInfo, MembersInfo};
+use block::env::Clock;
 use block::{Error, ErrorKind, Result};
 use cluster::Node;
 use control::manifest::{Configuration, Degraded, Member};
 use engine::open_pool::OpenPool;
 use ensemble::OwnedLog;
 use std::time::Duration;
-use tokio::time::Instant;
+use uuid::Uuid;
 
 /// Pause between two looks at a member that is brought up. Chosen by hand.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
@@ -70,7 +71,7 @@ pub(crate) async fn add_member(roles: &Roles, open: &OpenPool, name: &str) -> Re
     }
     owned.bring_up(id)?;
     let changed = async {
-        bring_up(&owned, id, name).await?;
+        bring_up(&*open.config.clock, &owned, id, name).await?;
         change(open, &owned, &next).await
     };
     if let Err(error) = changed.await {
@@ -110,8 +111,8 @@ pub(crate) async fn remove_member(roles: &Roles, open: &OpenPool, name: &str) ->
 }
 
 /// Waits until a member has everything that was acknowledged.
-async fn bring_up(owned: &OwnedLog, id: uuid::Uuid, name: &str) -> Result<()> {
-    let (mut best, mut progressed_at) = (0, Instant::now());
+async fn bring_up(clock: &dyn Clock, owned: &OwnedLog, id: Uuid, name: &str) -> Result<()> {
+    let (mut best, mut progressed_at) = (0, clock.now());
     loop {
         let Some(up) = owned.catch_up(id) else {
             let what = format!("bring node {name} up: the change was given up");
@@ -121,9 +122,9 @@ async fn bring_up(owned: &OwnedLog, id: uuid::Uuid, name: &str) -> Result<()> {
             return Ok(());
         }
         if up.written > best {
-            (best, progressed_at) = (up.written, Instant::now());
+            (best, progressed_at) = (up.written, clock.now());
         }
-        if progressed_at.elapsed() > STALL_MAX {
+        if clock.since(progressed_at) > STALL_MAX {
             let status = owned.statuses().remove(&id).unwrap_or_default();
             let cause = status.error.unwrap_or_else(|| "it does not answer".to_owned());
             let what = format!("bring node {name} up: {cause}");
@@ -136,10 +137,10 @@ async fn bring_up(owned: &OwnedLog, id: uuid::Uuid, name: &str) -> Result<()> {
 /// Changes the configuration to `next`, whose new member was brought up.
 async fn change(open: &OpenPool, owned: &OwnedLog, next: &Configuration) -> Result<()> {
     let number = open.ownership.manifest().number + 1;
-    let begun_at = Instant::now();
+    let (clock, begun_at) = (&open.config.clock, open.config.clock.now());
     let held = crate::adapters::log_members::configuration_of(number, next);
     while !owned.begin_change(held.clone())? {
-        if begun_at.elapsed() > STALL_MAX {
+        if clock.since(begun_at) > STALL_MAX {
             let what = "change the members: too few of the new members have the log; look at `spindle pool members list`";
             return Err(Error::new(ErrorKind::Unavailable, what));
         }

@@ -4,7 +4,7 @@ use super::{MemoryLog, POOL, page_cache};
 use crate::local::{LocalMember, LocalOptions};
 use crate::member::{FoundLog, MemberLog};
 use block::env::SystemClock;
-use block::{Epoch, Error, ErrorKind, Position, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use replication::{Answer, Batch, Document, Proof, Request};
@@ -44,8 +44,16 @@ impl MemberLog for FailingLog {
         self.log.read(sequence, bytes_max)
     }
 
+    fn release(&mut self, trim_lsn: Lsn, last: u64) {
+        self.log.release(trim_lsn, last);
+    }
+
     fn start(&self) -> u64 {
         1
+    }
+
+    fn last(&self) -> u64 {
+        self.log.last()
     }
 }
 
@@ -107,6 +115,7 @@ async fn append(member: &LocalMember, sequence: u64, is_sync: bool) -> Result<Op
         is_sync,
         lease: None,
         configuration: 1,
+        trim_lsn: Lsn::NONE,
     };
     member.ask(request).await
 }

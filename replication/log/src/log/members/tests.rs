@@ -222,8 +222,9 @@ async fn log_continues_only_where_its_members_decided() {
 #[tokio::test]
 async fn member_learns_that_the_disk_failed_under_its_owner() {
     let dir = tempfile::tempdir().unwrap();
-    let has_failed =
-        || FollowerLog::open(dir.path(), [1; 16], options((64 << 20, 8 << 20))).unwrap().1.has_failed;
+    let has_failed = || {
+        FollowerLog::open(dir.path(), [1; 16], options((64 << 20, 8 << 20))).unwrap().1.has_failed
+    };
     assert!(!has_failed(), "there is no log");
     drop(open(dir.path()));
     assert!(!has_failed());
@@ -231,7 +232,7 @@ async fn member_learns_that_the_disk_failed_under_its_owner() {
     let tail = |sequence: u64| Position { epoch: Epoch(sequence.min(2)), sequence };
     replaced(tail(1), SeededBugs::default());
     let members: Arc<Chosen> = Arc::default();
-    let quorum = QuorumTail { position: tail(2), loss: None, replicas: members };
+    let quorum = QuorumTail { position: tail(2), predecessor: None, loss: None, replicas: members };
     let opened = open_at(dir.path(), 2, quorum, SeededBugs::default(), Arc::new(SystemClock));
     let log = opened.unwrap().0;
     log.inner.shared.fail_of_disk(Error::new(ErrorKind::Io, "sync the write log"));

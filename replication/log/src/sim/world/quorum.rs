@@ -23,8 +23,8 @@ impl World {
         let replicas = Arc::new(SimMember::new(position.sequence, Lsn::NONE));
         let loss = Some(TailLoss::Reboot);
         let disk = self.disk();
-        let (opened, disk) =
-            self.try_open_with(disk, Some(&QuorumTail { position, loss, replicas }));
+        let (opened, disk) = self
+            .try_open_with(disk, Some(&QuorumTail { position, predecessor: None, loss, replicas }));
         let states = disk.keeper(self.is_beside).found().map_err(|e| e.chain())?;
         match opened {
             Ok(_) => {
