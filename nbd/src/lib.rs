@@ -46,4 +46,5 @@ pub use server::{
     KernelConnection, Listener, Place, Server, ServerOptions, Status, check_listen_address,
 };
 pub use session::Counters;
+pub use stream::Plain;
 pub use tls::{TlsMode, TlsOptions};

@@ -262,6 +262,22 @@ impl Listener {
         }
     }
 
+    /// Accepts a connection for a caller that passes its bytes on instead of serving it.
+    ///
+    /// # Errors
+    /// Those of accept(2).
+    pub async fn accept_stream(&self, client_timeout: Duration) -> io::Result<Plain> {
+        match self.accept(client_timeout).await? {
+            (Stream::Plain(stream), _) => Ok(stream),
+            (Stream::Tls(_), _) => Err(io::Error::other("a connection begins without TLS")),
+        }
+    }
+
+    /// Closes a listener that no server has, and removes its unix socket.
+    pub fn close(self) {
+        self.remove();
+    }
+
     /// Removes the socket's name, if it still belongs to this socket.
     fn remove(self) {
         if let Socket::Unix { path, inode, .. } = &self.socket

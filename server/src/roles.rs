@@ -9,10 +9,12 @@
 //! - The directory is locked in every role.
 
 mod admin;
+mod forward;
 mod members;
 mod messages;
 
 pub(crate) use admin::MemberAdmin;
+pub(crate) use forward::{Sockets, forward};
 pub(crate) use members::{add_member, members_of, remove_member};
 
 use crate::adapters::log_members::EnsembleMembers;
@@ -58,6 +60,10 @@ pub(crate) struct Roles {
     dir: Mutex<Option<NodeDir>>,
     /// Notified when the node is to take the pool over.
     asked: Notify,
+    /// The sockets of the NBD server while this node serves the pool.
+    sockets: Mutex<Option<Sockets>>,
+    /// The node that owned the pool at the last look, and the pool.
+    owner: tokio::sync::Mutex<Option<(NodeId, Uuid)>>,
     /// Held while the members change.
     changes: tokio::sync::Mutex<()>,
 }
@@ -74,6 +80,8 @@ impl Roles {
             member: Mutex::new(None),
             dir: Mutex::new(Some(dir)),
             asked: Notify::new(),
+            sockets: Mutex::new(None),
+            owner: tokio::sync::Mutex::default(),
             changes: tokio::sync::Mutex::default(),
         });
         if let Some(pool) = pool {
@@ -81,6 +89,8 @@ impl Roles {
         }
         let answers = Answers(Arc::downgrade(&roles));
         roles.cluster.register(Service::Pool, Arc::new(answers));
+        let passed = forward::Passed(Arc::downgrade(&roles));
+        roles.cluster.register(Service::Forward, Arc::new(passed));
         Ok(roles)
     }
 
@@ -100,7 +110,12 @@ impl Roles {
         PoolConfig { log_members: members, ..self.pool.clone() }
     }
 
-    /// Releases the directory for an owner, and back.
+    /// Sets the sockets to which clients are passed on; `None` while this node does not serve the pool.
+    pub(crate) fn set_sockets(&self, sockets: Option<Sockets>) {
+        *self.sockets.lock() = sockets;
+    }
+
+    /// Releases the directory for an owner.
     pub(crate) fn leave_dir(&self) {
         *self.dir.lock() = None;
     }

@@ -10,7 +10,7 @@ use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::handlers::{AdminPool, DaemonParts};
-use crate::roles::{MemberAdmin, Roles};
+use crate::roles::{MemberAdmin, Roles, Sockets, forward};
 use crate::{limits, node};
 use block::{Error, ErrorKind, Job, Result};
 use config::Config;
@@ -58,8 +58,8 @@ struct Terms<'a> {
 }
 
 /// Serves the configured pool until SIGTERM or SIGINT. A node of a cluster serves it while it owns it, and stores its
-/// log otherwise. Calls `announce` with the endpoints when everything answers, and once without any when the node only
-/// stores the log.
+/// log otherwise, and passes clients on to the owner. Calls `announce` with the endpoints when everything answers, and
+/// again when the node begins to own the pool.
 ///
 /// # Errors
 /// Errors that keep the pool from opening, the sockets from listening, or the end from being orderly.
@@ -102,9 +102,9 @@ async fn run_node(
     let mut pause = Duration::from_millis(500);
     loop {
         if !opens_at_once
-            && !be_member(config, roles, signals, || {
+            && !be_member(config, roles, signals, |endpoints| {
                 if !was_ready.get() {
-                    announce(&[]);
+                    announce(endpoints);
                 }
             })
             .await?
@@ -116,6 +116,7 @@ async fn run_node(
         let terms = Terms { pool: &pool, opening, roles: Some(roles) };
         let begun = config.pool().clock.now();
         let served = serve_pool(config, terms, signals, &announce).await;
+        roles.set_sockets(None);
         roles.lock_dir()?;
         (opens_at_once, opening) = (false, Opening::OrNew);
         if config.pool().clock.since(begun) > RETRY_MAX {
@@ -150,23 +151,30 @@ async fn be_member(
     config: &Config,
     roles: &Arc<Roles>,
     signals: &mut Signals,
-    announce: impl FnOnce(),
+    announce: impl FnOnce(&[String]),
 ) -> Result<bool> {
     let (asked, ended) = (watch::Sender::new(false), watch::Sender::new(false));
     let socket = AdminServer::bind(config.dir())?;
     let handler = Arc::new(MemberAdmin::new(Arc::clone(roles), asked.clone()));
+    let settings = config.settings();
+    let names: Vec<String> = settings.volumes.iter().map(|volume| volume.name.clone()).collect();
+    let sockets =
+        (settings.nbd.listen.as_deref().unwrap_or_default(), settings.nbd.unix.as_deref());
+    let (listeners, endpoints) = listen(config, sockets, &names).await?;
+    let clients = forward(roles, listeners, settings.nbd.connection_count_max as usize);
     let mut end = ended.subscribe();
     let admin = tokio::spawn(async move {
         let stopped = async move { drop(end.wait_for(|end| *end).await) };
         socket.serve(handler, stopped, STOP_GRACE).await;
     });
-    announce();
+    announce(&endpoints);
     let mut asked = asked.subscribe();
     let is_turn = tokio::select! {
         () = signals.stop() => false,
         _ = asked.wait_for(|asked| *asked) => false,
         () = roles.turn() => true,
     };
+    drop(clients);
     ended.send_replace(true);
     admin.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     Ok(is_turn)
@@ -204,6 +212,9 @@ async fn serve_pool(
         }
     };
     let Front { server, attachments, copies, scrub, listeners, endpoints, socket } = front;
+    if let Some(roles) = roles {
+        roles.set_sockets(Some(Sockets::of(&listeners, config.settings().nbd.unix.clone())));
+    }
     let mut serving = tokio::task::JoinSet::new();
     let jobs = open.pool.supervisor().clone();
     for listener in listeners {

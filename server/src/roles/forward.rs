@@ -1,0 +1,248 @@
+//! Passes connections of NBD clients on from a node that does not own the pool to the one that does.
+//!
+//! Invariants:
+//! - The bytes are passed as they are, so TLS and its certificates are between the client and the owner.
+//! - A connection that came over TCP reaches the owner's TCP socket, with its rules, or none; one that
+//!   came over a unix socket may reach either.
+//! - A client waits a bounded time for an owner. The number of clients is bounded.
+
+use super::Roles;
+use async_trait::async_trait;
+use block::{Error, ErrorKind, Result};
+use cluster::{Connection, Handler, NodeId, PeerStream, Service};
+use nbd::{CLIENT_TIMEOUT, Listener, Plain};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+/// First byte of a connection: how the client has reached the other node.
+const OVER_TCP: u8 = 1;
+const OVER_UNIX: u8 = 2;
+/// Longest wait of a client for an owner. Chosen by hand: several times as long as a take-over.
+const OWNER_WAIT: Duration = Duration::from_secs(15);
+/// Pause before the owner is looked for again. Chosen by hand: it adds to the pause of a client.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+/// Pause after the kernel could not give a connection (no file descriptors).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The sockets on which the owner of the pool serves NBD.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sockets {
+    /// A TCP address.
+    pub(crate) tcp: Option<SocketAddr>,
+    /// The path of a unix socket.
+    pub(crate) unix: Option<PathBuf>,
+}
+
+impl Sockets {
+    /// Returns the sockets of listeners. `unix` is the path of the unix socket among them.
+    pub(crate) fn of(listeners: &[Listener], unix: Option<PathBuf>) -> Sockets {
+        let tcp = listeners.iter().find_map(Listener::tcp_address);
+        Sockets { tcp: tcp.map(reachable), unix }
+    }
+
+    async fn connect(&self, kind: u8) -> Result<Plain> {
+        let failed =
+            |error| Error::with_source(ErrorKind::Unavailable, "reach the own NBD socket", error);
+        match (kind, &self.tcp, &self.unix) {
+            (OVER_UNIX, _, Some(path)) => {
+                UnixStream::connect(path).await.map(Plain::Unix).map_err(failed)
+            }
+            (OVER_TCP | OVER_UNIX, Some(address), _) => {
+                let stream = TcpStream::connect(address).await.map_err(failed)?;
+                stream.set_nodelay(true).map_err(failed)?;
+                Ok(Plain::Tcp(stream))
+            }
+            _ => {
+                let what = "pass a client on: the owner of the pool serves no socket of its kind";
+                Err(Error::new(ErrorKind::Unsupported, what))
+            }
+        }
+    }
+}
+
+/// Replaces an address that stands for all of a machine by one that can be connected to.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address
+}
+
+/// A listener whose socket is removed when this is dropped.
+struct Bound(Option<Listener>);
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if let Some(listener) = self.0.take() {
+            listener.close();
+        }
+    }
+}
+
+/// Passes the clients of `listeners` on, at most `client_count_max` at a time. Their connections end
+/// when this is dropped.
+pub(crate) fn forward(
+    roles: &Arc<Roles>,
+    listeners: Vec<Listener>,
+    client_count_max: usize,
+) -> JoinSet<()> {
+    let permits = Arc::new(Semaphore::new(client_count_max));
+    let mut tasks = JoinSet::new();
+    for listener in listeners {
+        tasks.spawn(accept_all(Arc::clone(roles), Bound(Some(listener)), Arc::clone(&permits)));
+    }
+    tasks
+}
+
+async fn accept_all(roles: Arc<Roles>, bound: Bound, permits: Arc<Semaphore>) {
+    let Some(listener) = &bound.0 else { return };
+    let kind = if listener.tcp_address().is_some() { OVER_TCP } else { OVER_UNIX };
+    let mut clients = JoinSet::new();
+    while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
+        while clients.try_join_next().is_some() {}
+        match listener.accept_stream(CLIENT_TIMEOUT).await {
+            Ok(client) => {
+                let roles = Arc::clone(&roles);
+                clients.spawn(async move {
+                    if let Err(error) = pass_on(&roles, client, kind).await {
+                        tracing::info!(
+                            error = %error.chain(),
+                            "the connection of a client to the owner of the pool ended"
+                        );
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "could not accept a client");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn pass_on(roles: &Roles, mut client: Plain, kind: u8) -> Result<()> {
+    let connecting = timeout(OWNER_WAIT, connect_to_owner(roles)).await;
+    let mut owner = connecting.unwrap_or_else(|_| {
+        let what = format!("pass a client on: no node has served the pool for {OWNER_WAIT:?}");
+        Err(Error::new(ErrorKind::Unavailable, what))
+    })?;
+    let passing = async {
+        owner.write_all(&[kind]).await?;
+        owner.flush().await?;
+        copy_bidirectional(&mut client, &mut owner).await
+    };
+    let passed = passing.await;
+    passed.map(drop).map_err(|e| Error::with_source(ErrorKind::Io, "pass a client on", e))
+}
+
+/// Connects to the node that owns the pool, and waits for one.
+async fn connect_to_owner(roles: &Roles) -> Result<PeerStream> {
+    loop {
+        let (owner, pool) = owner_of(roles).await;
+        if let Some(node) = owner {
+            let connected = roles.cluster().connect(node, Service::Forward, pool).await;
+            match connected {
+                Ok(connection) => return Ok(connection.into_stream()),
+                Err(error) => {
+                    tracing::debug!(%node, error = %error.chain(), "the pool has another owner");
+                    let mut known = roles.owner.lock().await;
+                    if known.is_some_and(|(known, _)| known == node) {
+                        *known = None;
+                    }
+                }
+            }
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// Returns the node that owns the pool, as far as it is known, and the pool.
+async fn owner_of(roles: &Roles) -> (Option<NodeId>, Option<Uuid>) {
+    // One look at the store serves all clients that wait.
+    let mut known = roles.owner.lock().await;
+    if known.is_none() {
+        match roles.manifest().await {
+            Ok(Some(manifest)) => {
+                let configuration = manifest.configuration.as_ref();
+                let member = configuration.and_then(|one| one.member(manifest.owner.node_id));
+                *known = member.map(|member| (NodeId(member.node), manifest.pool));
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::warn!(error = %error.chain(), "could not read who owns the pool");
+            }
+        }
+    }
+    known.map_or((None, None), |(node, pool)| (Some(node), Some(pool)))
+}
+
+/// Serves the connections that other nodes pass on.
+pub(super) struct Passed(pub(super) Weak<Roles>);
+
+#[async_trait]
+impl Handler for Passed {
+    fn check(&self, _peer: NodeId, pool: Option<Uuid>) -> Result<()> {
+        let roles = self.0.upgrade();
+        let is_here = roles.is_some_and(|roles| {
+            let is_pool = roles.member().is_some_and(|member| Some(member.local().pool()) == pool);
+            is_pool && roles.sockets.lock().is_some()
+        });
+        match is_here {
+            true => Ok(()),
+            false => {
+                let what = "pass a client on: this node does not serve the pool";
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        }
+    }
+
+    async fn serve(&self, connection: Connection) {
+        let sockets = self.0.upgrade().and_then(|roles| roles.sockets.lock().clone());
+        let Some(sockets) = sockets else { return };
+        let node = connection.peer();
+        let mut stream = connection.into_stream();
+        let passing = async {
+            let kind = timeout(OWNER_WAIT, stream.read_u8()).await??;
+            let mut server = sockets.connect(kind).await.map_err(std::io::Error::other)?;
+            copy_bidirectional(&mut stream, &mut server).await
+        };
+        if let Err(error) = passing.await {
+            tracing::info!(%node, %error, "a connection that a node had passed on ended");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn client_of_a_tcp_socket_never_reaches_a_unix_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nbd.sock");
+        let _listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let sockets = Sockets { tcp: None, unix: Some(path) };
+        assert!(sockets.connect(OVER_TCP).await.is_err());
+        assert!(sockets.connect(7).await.is_err());
+        assert!(matches!(sockets.connect(OVER_UNIX).await, Ok(Plain::Unix(_))));
+    }
+
+    #[test]
+    fn address_for_all_of_the_machine_is_reached_on_itself() {
+        let address = |text: &str| reachable(text.parse().unwrap()).to_string();
+        assert_eq!(address("0.0.0.0:10809"), "127.0.0.1:10809");
+        assert_eq!(address("[::]:10809"), "[::1]:10809");
+        assert_eq!(address("10.0.0.1:1"), "10.0.0.1:1");
+    }
+}
