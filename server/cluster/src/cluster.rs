@@ -10,6 +10,7 @@ use crate::connection::accept::{Caller, Incoming, accept};
 use crate::connection::dial::{Target, dial};
 use crate::connection::{Connection, Hello, Refused, Service};
 use crate::exchange::{self, Spread};
+use crate::home;
 use crate::identity::{ClusterId, Digest, Identity, NodeId};
 use crate::join::{self, Tokens};
 use crate::membership::{Membership, refuse_member};
@@ -100,16 +101,16 @@ impl Cluster {
         refuse_member(dir)?;
         let identity = Identity::open_or_generate(dir, name)?;
         let list = AdmissionList::found(&identity, addresses)?;
-        identity.store(dir)?;
-        let membership = Membership::create(dir, identity, list)?;
+        let lock = home::claim(dir, &identity)?;
+        let membership = Membership::create(dir, identity, lock, list)?;
         Cluster::new(dir, membership, environment)
     }
 
     /// Opens the node in `dir`.
     ///
     /// # Errors
-    /// `NotFound` if the directory belongs to no cluster; `Denied` if others can read the key;
-    /// `Corrupt`, `Unsupported`, `Io`.
+    /// `NotFound` if the directory belongs to no cluster; `Busy` if another process has it open;
+    /// `Denied` if others can read the key; `Corrupt`, `Unsupported`, `Io`.
     pub fn open(dir: &Path, environment: Environment) -> Result<Cluster> {
         Cluster::new(dir, Membership::open(dir)?, environment)
     }

@@ -239,11 +239,11 @@ impl Identity {
         }
     }
 
-    /// Writes the identity to `dir`, which is made if it is absent.
+    /// Makes the directory of an identity, `DIR/node`, if it is absent.
     ///
     /// # Errors
     /// `Io`.
-    pub fn store(&self, dir: &Path) -> Result<()> {
+    pub fn make_dir(dir: &Path) -> Result<()> {
         let node = node_dir(dir);
         let make = || -> std::io::Result<()> {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&node)?;
@@ -251,7 +251,15 @@ impl Identity {
         };
         make().map_err(|error| {
             Error::with_source(ErrorKind::Io, format!("make directory {}", node.display()), error)
-        })?;
+        })
+    }
+
+    /// Writes the identity to `dir`, which is made if it is absent.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn store(&self, dir: &Path) -> Result<()> {
+        Identity::make_dir(dir)?;
         let document = Document {
             version: VERSION,
             name: self.name.clone(),

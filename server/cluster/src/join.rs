@@ -11,6 +11,7 @@
 use crate::admission::AdmissionList;
 use crate::connection::dial::{Target, dial};
 use crate::connection::{Frame, Hello, PeerStream, Service, frames};
+use crate::home;
 use crate::identity::{Digest, Identity, NodeId, node_dir, sha256};
 use crate::membership::{Membership, refuse_member};
 use crate::seeded_bugs::seeded_bugs;
@@ -291,7 +292,7 @@ pub async fn join(
     let hello = Hello { service, cluster: token.cluster, pool: None, list };
     let (stream, _) = dial(&target, &hello, |_| Ok(None)).await?;
     // The token will be bound to this key, so the key must outlive a crash.
-    identity.store(dir)?;
+    let lock = home::claim(dir, &identity)?;
     let late = |_| Error::new(ErrorKind::Unavailable, "wait for the issuer of the token: too long");
     let reply = timeout(JOIN_TIME_MAX, ask(stream, name, addresses, token));
     let list = reply.await.map_err(late)??;
@@ -300,7 +301,7 @@ pub async fn join(
         let context = "the list of nodes does not have the issuer of the token";
         return Err(Error::new(ErrorKind::Corrupt, context));
     }
-    Membership::create(dir, identity, list)
+    Membership::create(dir, identity, lock, list)
 }
 
 async fn ask(

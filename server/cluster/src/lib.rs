@@ -9,10 +9,12 @@
 //! - A connection carries data only between two nodes that are both on the list of the other; a
 //!   stranger reaches nothing but the join service.
 //! - A record of the list is believed only if signatures lead from it to the founder of the cluster.
+//! - One process at a time has a node's files open.
 //! - The private key and the secrets of tokens are in no log line, error or `Debug` output.
 //!
 //! ```text
 //! identity    key pair and certificate of this node, in DIR/node/identity.json
+//! home        the lock of DIR/node
 //! admission   the list: signed records, their merge, and which of them count
 //! membership  the list of this process: on disk, in memory, and the watchers of its changes
 //! links       the open connections of each node, so that removal closes them
@@ -29,6 +31,7 @@ pub mod admission;
 mod cluster;
 pub mod connection;
 mod exchange;
+mod home;
 pub mod identity;
 mod join;
 mod links;

@@ -6,6 +6,7 @@
 //!   the table before the list is consulted, so none escapes.
 
 use crate::admission::{AdmissionList, DOCUMENT_BYTES_MAX, Merged, Node};
+use crate::home;
 use crate::identity::{ClusterId, Digest, Identity, NodeId, node_dir};
 use crate::links::Links;
 use crate::seeded_bugs::seeded_bugs;
@@ -13,6 +14,7 @@ use block::durable_file::write_durably;
 use block::{Error, ErrorKind, Result};
 use parking_lot::{Mutex, RwLock};
 use rustls::pki_types::CertificateDer;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -37,15 +39,19 @@ pub struct Membership {
     list: RwLock<Arc<AdmissionList>>,
     changed: watch::Sender<Digest>,
     links: Links,
+    /// Held for as long as the list is in memory.
+    _lock: File,
 }
 
 impl Membership {
     /// Opens the list in `dir`.
     ///
     /// # Errors
-    /// `NotFound` if the directory belongs to no cluster; `Corrupt`, `Unsupported`, `Io`.
+    /// `NotFound` if the directory belongs to no cluster; `Busy` if another process has it open;
+    /// `Corrupt`, `Unsupported`, `Io`.
     pub fn open(dir: &Path) -> Result<Membership> {
         let identity = Identity::open(dir)?;
+        let lock = home::lock(dir)?;
         let path = path_of(dir);
         let shown = path.display();
         let io = |error: std::io::Error| {
@@ -62,15 +68,20 @@ impl Membership {
         let bytes = std::fs::read(&path).map_err(io)?;
         let list = AdmissionList::decode(&bytes, None)
             .map_err(|refusal| Error::from(refusal).context(shown))?;
-        Ok(Membership::new(identity, path, list))
+        Ok(Membership::new(identity, lock, path, list))
     }
 
-    /// Stores the first list of a node in `dir`.
+    /// Stores the first list of a node in `dir`, which the caller has claimed.
     ///
     /// # Errors
     /// `Denied` if the list does not admit this node; `Busy` if the directory belongs to a cluster;
     /// `Io`.
-    pub fn create(dir: &Path, identity: Identity, list: AdmissionList) -> Result<Membership> {
+    pub fn create(
+        dir: &Path,
+        identity: Identity,
+        lock: File,
+        list: AdmissionList,
+    ) -> Result<Membership> {
         refuse_member(dir)?;
         if list.node_with(identity.certificate()).is_none() {
             let context = "the list of nodes does not have this node";
@@ -78,10 +89,10 @@ impl Membership {
         }
         let path = path_of(dir);
         write_durably(&path, &list.encode(), 0o600)?;
-        Ok(Membership::new(identity, path, list))
+        Ok(Membership::new(identity, lock, path, list))
     }
 
-    fn new(identity: Identity, path: PathBuf, list: AdmissionList) -> Membership {
+    fn new(identity: Identity, lock: File, path: PathBuf, list: AdmissionList) -> Membership {
         Membership {
             identity,
             path,
@@ -89,6 +100,7 @@ impl Membership {
             changed: watch::Sender::new(list.digest()),
             list: RwLock::new(Arc::new(list)),
             links: Links::default(),
+            _lock: lock,
         }
     }
 

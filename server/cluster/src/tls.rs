@@ -242,9 +242,9 @@ mod tests {
     fn founder() -> (tempfile::TempDir, Arc<Membership>) {
         let dir = tempfile::tempdir().unwrap();
         let identity = Identity::generate("n1").unwrap();
-        identity.store(dir.path()).unwrap();
+        let lock = crate::home::claim(dir.path(), &identity).unwrap();
         let list = AdmissionList::found(&identity, &["127.0.0.1:1".to_owned()]).unwrap();
-        let membership = Membership::create(dir.path(), identity, list).unwrap();
+        let membership = Membership::create(dir.path(), identity, lock, list).unwrap();
         (dir, Arc::new(membership))
     }
 

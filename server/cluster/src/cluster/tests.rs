@@ -18,7 +18,7 @@ const WAIT: Duration = Duration::from_secs(10);
 /// A node that serves.
 struct Running {
     cluster: Cluster,
-    dir: TempDir,
+    dir: Arc<TempDir>,
     address: String,
     serving: JoinHandle<()>,
 }
@@ -46,7 +46,7 @@ fn serve(cluster: &Cluster, listener: TcpListener) -> JoinHandle<()> {
 
 async fn founder(name: &str, clock: &ManualClock) -> Running {
     let (listener, address) = listen().await;
-    let dir = tempfile::tempdir().unwrap();
+    let dir = Arc::new(tempfile::tempdir().unwrap());
     let addresses = std::slice::from_ref(&address);
     let cluster = Cluster::init(dir.path(), name, addresses, environment(clock)).unwrap();
     let serving = serve(&cluster, listener);
@@ -59,12 +59,12 @@ async fn joined(name: &str, issuer: &Running, clock: &ManualClock) -> Running {
 }
 
 async fn try_join(name: &str, token: &str, clock: &ManualClock) -> Result<Running> {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = Arc::new(tempfile::tempdir().unwrap());
     try_join_in(dir, name, token, clock).await
 }
 
 async fn try_join_in(
-    dir: TempDir,
+    dir: Arc<TempDir>,
     name: &str,
     token: &str,
     clock: &ManualClock,
@@ -77,6 +77,21 @@ async fn try_join_in(
 }
 
 impl Running {
+    /// Ends it like a process, and returns its directory, which can be opened again.
+    async fn stopped(self) -> Arc<TempDir> {
+        let dir = Arc::clone(&self.dir);
+        self.serving.abort();
+        drop(self);
+        // The runtime drops the tasks a little later.
+        let unlocked = async {
+            while crate::home::lock(dir.path()).is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(WAIT, unlocked).await.expect("its tasks end");
+        dir
+    }
+
     fn id(&self) -> NodeId {
         self.cluster.node_id()
     }

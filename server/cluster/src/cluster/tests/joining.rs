@@ -17,8 +17,12 @@ async fn joined_node_is_known_to_all() {
     let of_third = first.cluster.nodes().into_iter().find(|node| node.name == "n3").unwrap();
     assert_eq!(of_third.admitted_by, second.id());
     assert_eq!(of_third.addresses, std::slice::from_ref(&third.address));
-    let reopened = Cluster::open(third.dir.path(), environment(&clock)).unwrap();
-    assert_eq!((reopened.node_id(), reopened.nodes().len()), (third.id(), 3));
+    let id = third.id();
+    let error = Cluster::open(third.dir.path(), environment(&clock)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    let dir = third.stopped().await;
+    let reopened = Cluster::open(dir.path(), environment(&clock)).unwrap();
+    assert_eq!((reopened.node_id(), reopened.nodes().len()), (id, 3));
 }
 
 #[tokio::test]
@@ -33,7 +37,8 @@ async fn token_admits_one_node() {
     assert_eq!(first.names(), ["n1", "n2"]);
     drop(second);
     // A restart of the issuer keeps that.
-    let again = Cluster::open(first.dir.path(), environment(&clock)).unwrap();
+    let dir = first.stopped().await;
+    let again = Cluster::open(dir.path(), environment(&clock)).unwrap();
     let (listener, address) = listen().await;
     let serving = serve(&again, listener);
     let mut token = Token::parse(&token).unwrap();
@@ -67,13 +72,13 @@ async fn lost_answer_costs_no_second_token() {
     let first = founder("n1", &clock).await;
     let token = first.cluster.issue_token().unwrap().to_word();
     let second = try_join("n2", &token, &clock).await.unwrap();
-    second.serving.abort();
+    let (id, addresses) = (second.id(), [second.address.clone()]);
+    let dir = second.stopped().await;
     // As if the answer had not arrived: the node has its key, and no list.
-    std::fs::remove_file(second.dir.path().join("node/cluster.json")).unwrap();
-    let addresses = std::slice::from_ref(&second.address);
-    let dir = second.dir.path();
-    let again = Cluster::join(dir, "n2", addresses, &token, environment(&clock)).await.unwrap();
-    assert_eq!((again.node_id(), again.nodes().len()), (second.id(), 2));
+    std::fs::remove_file(dir.path().join("node/cluster.json")).unwrap();
+    let joining = Cluster::join(dir.path(), "n2", &addresses, &token, environment(&clock));
+    let again = joining.await.unwrap();
+    assert_eq!((again.node_id(), again.nodes().len()), (id, 2));
 }
 
 #[tokio::test]

@@ -30,13 +30,13 @@ fn hello(of: &Cluster, service: u8) -> Vec<u8> {
 fn pretender(other: &Cluster) -> (TempDir, Arc<Membership>) {
     let dir = tempfile::tempdir().unwrap();
     let identity = Identity::generate("x").unwrap();
-    identity.store(dir.path()).unwrap();
+    let lock = crate::home::claim(dir.path(), &identity).unwrap();
     let addresses = ["127.0.0.1:1".to_owned()];
     let mut list = AdmissionList::found(&identity, &addresses).unwrap();
     for node in other.nodes() {
         list.admit(&identity, &node.name, &node.addresses, &node.certificate).unwrap();
     }
-    let membership = Membership::create(dir.path(), identity, list).unwrap();
+    let membership = Membership::create(dir.path(), identity, lock, list).unwrap();
     (dir, Arc::new(membership))
 }
 
@@ -144,7 +144,7 @@ async fn answer_of_another_version_names_both_versions() {
     let first = founder("n1", &clock).await;
     let (listener, address) = listen().await;
     let (dir, identity) = (tempfile::tempdir().unwrap(), Identity::generate("n2").unwrap());
-    identity.store(dir.path()).unwrap();
+    let lock = crate::home::claim(dir.path(), &identity).unwrap();
     let membership = &first.cluster.0.membership;
     let addresses = std::slice::from_ref(&address);
     membership
@@ -152,7 +152,7 @@ async fn answer_of_another_version_names_both_versions() {
         .unwrap();
     let second = identity.id();
     let list = (*membership.list()).clone();
-    let other = Arc::new(Membership::create(dir.path(), identity, list).unwrap());
+    let other = Arc::new(Membership::create(dir.path(), identity, lock, list).unwrap());
     let acceptor = tokio_rustls::TlsAcceptor::from(tls::acceptors(&other).unwrap().nodes);
     let newer_program = tokio::spawn(async move {
         let (socket, _) = listener.accept().await.unwrap();

@@ -44,11 +44,11 @@ async fn removed_node_is_refused_in_the_handshake() {
     assert_eq!(first.cluster.remove(first.id()).unwrap_err().kind(), ErrorKind::Invalid);
     // Its key never comes back, even with a token.
     let token = first.cluster.issue_token().unwrap().to_word();
-    std::fs::remove_file(second.dir.path().join("node/cluster.json")).unwrap();
-    let addresses = std::slice::from_ref(&second.address);
-    let dir = second.dir.path();
-    let joining = Cluster::join(dir, "n2", addresses, &token, environment(&clock)).await;
-    let error = joining.err().unwrap();
+    let addresses = [second.address.clone()];
+    let dir = second.stopped().await;
+    std::fs::remove_file(dir.path().join("node/cluster.json")).unwrap();
+    let joining = Cluster::join(dir.path(), "n2", &addresses, &token, environment(&clock));
+    let error = joining.await.err().unwrap();
     assert!(error.to_string().contains("from an empty directory"), "{error}");
 }
 
@@ -77,12 +77,12 @@ async fn node_that_was_down_hears_of_a_removal_when_it_is_back() {
     for node in [&first, &second, &third] {
         node.wait_for(&["n1", "n2", "n3"]).await;
     }
-    third.serving.abort();
+    let dir = third.stopped().await;
     first.cluster.remove(second.id()).unwrap();
-    let cluster = Cluster::open(third.dir.path(), environment(&clock)).unwrap();
+    let cluster = Cluster::open(dir.path(), environment(&clock)).unwrap();
     assert_eq!(cluster.nodes().len(), 3, "it has not heard of the removal");
     let (listener, address) = listen().await;
     let serving = serve(&cluster, listener);
-    let back = Running { cluster, dir: tempfile::tempdir().unwrap(), address, serving };
+    let back = Running { cluster, dir, address, serving };
     back.wait_for(&["n1", "n3"]).await;
 }
