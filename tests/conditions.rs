@@ -50,6 +50,8 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "server/engine/src/opening/tests.rs",
         "a_ring_that_is_larger_than_its_disk_is_a_condition",
     ),
+    ("MemberAway", "tests/e2e/fail_over.rs", "missing_members_are_conditions_until_they_are_back"),
+    ("QuorumLost", "tests/e2e/fail_over.rs", "missing_members_are_conditions_until_they_are_back"),
     (
         "DataAtRisk",
         "tests/e2e/conditions.rs",

@@ -77,6 +77,10 @@ kinds! {
     LogFull = "log-full",
     /// The ring of the log does not fit on its disk; subject: the log.
     LogSpace = "log-space",
+    /// A member of the write log does not take part; subject: its node.
+    MemberAway = "member-away",
+    /// Too few members of the write log answer; subject: the log.
+    QuorumLost = "quorum-lost",
     /// The oldest write that exists only on this machine is too old; subject: the pool.
     DataAtRisk = "data-at-risk",
     /// The metadata database has closed and is being reopened; subject: the pool.

@@ -12,10 +12,12 @@ mod admin;
 mod forward;
 mod members;
 mod messages;
+mod watching;
 
 pub(crate) use admin::MemberAdmin;
 pub(crate) use forward::{Sockets, forward};
 pub(crate) use members::{add_member, members_of, remove_member};
+pub(crate) use watching::watch_members;
 
 use crate::adapters::log_members::EnsembleMembers;
 use async_trait::async_trait;

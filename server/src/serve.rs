@@ -10,7 +10,7 @@ use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::handlers::{AdminPool, DaemonParts};
-use crate::roles::{MemberAdmin, Roles, Sockets, forward};
+use crate::roles::{MemberAdmin, Roles, Sockets, forward, watch_members};
 use crate::{limits, node};
 use block::{Error, ErrorKind, Job, Result};
 use config::Config;
@@ -161,7 +161,7 @@ async fn be_member(
     let sockets =
         (settings.nbd.listen.as_deref().unwrap_or_default(), settings.nbd.unix.as_deref());
     let (listeners, endpoints) = listen(config, sockets, &names).await?;
-    let clients = forward(roles, listeners, settings.nbd.connection_count_max as usize);
+    let mut clients = forward(roles, listeners, settings.nbd.connection_count_max as usize);
     let mut end = ended.subscribe();
     let admin = tokio::spawn(async move {
         let stopped = async move { drop(end.wait_for(|end| *end).await) };
@@ -174,7 +174,8 @@ async fn be_member(
         _ = asked.wait_for(|asked| *asked) => false,
         () = roles.turn() => true,
     };
-    drop(clients);
+    // Their sockets are free for the owner then.
+    clients.shutdown().await;
     ended.send_replace(true);
     admin.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     Ok(is_turn)
@@ -245,6 +246,10 @@ async fn serve_pool(
     });
     let others =
         start_jobs(&jobs, &open, (&handler, &attachments), (server.clone(), hangups), &stop);
+    let members = roles.map(|roles| {
+        let job = Job::new("members", "a member of the write log that is missing is not reported");
+        jobs.spawn(Need::Useful, job, watch_members(roles.clone(), open.clone(), stop.subscribe()))
+    });
     announce(&endpoints);
     let mut stopped = asked.subscribe();
     // A supervisor sends its signal beside or after `spindle stop`: both mean the same stop.
@@ -288,7 +293,7 @@ async fn serve_pool(
     while let Some(ended) = serving.join_next().await {
         ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))?;
     }
-    for task in others.into_iter().chain([admin]) {
+    for task in others.into_iter().chain([admin]).chain(members) {
         task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     }
     handler.close().await?;

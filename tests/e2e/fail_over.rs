@@ -59,12 +59,28 @@ impl Nodes {
         self.nodes[node].json(&["pool", "members", "list"])
     }
 
-    /// Connects to the first node that serves the pool, but `except`. Returns its number.
-    fn connect(&self, except: Option<usize>) -> (usize, Vec<Connection>) {
+    /// Returns the node that owns the pool.
+    fn owner(&self) -> usize {
         let begun = Instant::now();
         loop {
-            for (number, node) in self.nodes.iter().enumerate() {
-                if Some(number) == except || !node.is_running() {
+            let owns = |node: &Daemon| {
+                node.is_running() && node.command(&["pool", "members", "list"]).status.success()
+            };
+            if let Some(owner) = self.nodes.iter().position(owns) {
+                return owner;
+            }
+            assert!(begun.elapsed() < WAIT_MAX, "no node owns the pool: {}", self.logs());
+        }
+    }
+
+    /// Connects through any node that runs, in turn from `first`: each passes clients on to the owner.
+    /// Returns the number of the node.
+    fn connect(&self, first: usize) -> (usize, Vec<Connection>) {
+        let begun = Instant::now();
+        loop {
+            for number in (0..NAMES.len()).map(|number| (first + number) % NAMES.len()) {
+                let node = &self.nodes[number];
+                if !node.is_running() {
                     continue;
                 }
                 let socket = node.place().join("nbd.sock");
@@ -110,16 +126,23 @@ fn acknowledged_writes_survive_the_death_of_the_owner() {
     for seed in seeds(1) {
         let mut nodes = Nodes::start();
         let mut history = History::new(seed);
-        let (mut owner, mut connections) = nodes.connect(None);
-        assert_eq!(owner, 0);
+        assert_eq!(nodes.owner(), 0);
+        let mut owner = 0;
+        // Not by way of the owner.
+        let (way, mut connections) = nodes.connect(1);
+        assert_eq!(way, 1);
         for round in 0..3 {
             history.run_for(&mut connections, Duration::from_millis(700));
             // Nothing was flushed, and no process has time to say goodbye.
             nodes.nodes[owner].kill();
             let killed = Instant::now();
-            let (next, opened) = nodes.connect(Some(owner));
+            let (way, opened) = nodes.connect(owner + 1 + round % 2);
             let pause = killed.elapsed();
-            println!("round {round}: node {} serves after {pause:?}", NAMES[next]);
+            let next = nodes.owner();
+            println!(
+                "round {round}: node {} serves after {pause:?}, by way of {}",
+                NAMES[next], NAMES[way]
+            );
             assert!(pause < PAUSE_MAX, "{pause:?}\n{}", nodes.logs());
             connections = opened;
             assert_eq!(history.prefix(&mut connections), history.count(), "{}", nodes.logs());
@@ -131,8 +154,9 @@ fn acknowledged_writes_survive_the_death_of_the_owner() {
         history.run_for(&mut connections, Duration::from_millis(300));
         let next = (owner + 1) % NAMES.len();
         let _ = nodes.nodes[next].json(&["pool", "take-over"]);
-        let (now, mut connections) = nodes.connect(Some(owner));
-        assert_eq!((now, history.prefix(&mut connections)), (next, history.count()));
+        while nodes.owner() != next {}
+        let (_, mut connections) = nodes.connect(owner);
+        assert_eq!(history.prefix(&mut connections), history.count());
         nodes.catch_up(next);
         // An orderly end leaves everything in the store.
         drop(connections);
@@ -141,4 +165,45 @@ fn acknowledged_writes_survive_the_death_of_the_owner() {
             nodes.nodes[(next + number) % NAMES.len()].stop();
         }
     }
+}
+
+#[test]
+fn missing_members_are_conditions_until_they_are_back() {
+    let mut nodes = Nodes::start();
+    let shown = |nodes: &Nodes| {
+        let status = nodes.nodes[0].json(&["status"]);
+        let of = |condition: &serde_json::Value| {
+            condition["kind"]
+                .as_str()
+                .filter(|kind| ["member-away", "quorum-lost"].contains(kind))
+                .map(str::to_owned)
+        };
+        let listed = status["conditions"].as_array().expect("conditions").iter();
+        listed.filter_map(of).collect::<Vec<_>>()
+    };
+    let wait = |nodes: &Nodes, wanted: &[&str]| {
+        let begun = Instant::now();
+        while shown(nodes) != wanted {
+            assert!(begun.elapsed() < WAIT_MAX, "{:?} and not {wanted:?}", shown(nodes));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    assert!(shown(&nodes).is_empty());
+    nodes.nodes[2].kill();
+    wait(&nodes, &["member-away"]);
+    nodes.nodes[1].kill();
+    wait(&nodes, &["member-away", "member-away", "quorum-lost"]);
+    // A write waits, and is answered once a quorum is back.
+    let (_, mut connections) = nodes.connect(0);
+    let writing = std::thread::spawn(move || {
+        let mut history = History::new(7);
+        history.run_for(&mut connections, Duration::from_millis(1));
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!writing.is_finished(), "one of three members has acknowledged a write");
+    nodes.nodes[1].restart();
+    writing.join().expect("the write is answered");
+    wait(&nodes, &["member-away"]);
+    nodes.nodes[2].restart();
+    wait(&nodes, &[]);
 }

@@ -26,6 +26,7 @@ fn level_of(kind: ConditionKind) -> Level {
         | K::VolumeStalled
         | K::WritesLost
         | K::KeyMissing
+        | K::QuorumLost
         | K::RestoreIncomplete
         | K::SegmentsDamaged
         | K::ReclaimBlocked
