@@ -14,6 +14,7 @@ mod convert;
 mod copy;
 mod device;
 mod key;
+mod member;
 pub(crate) mod node;
 mod pool;
 mod restore;
@@ -28,6 +29,7 @@ pub(crate) use convert::{
     example, fsck_info, pool_from_copy, pool_purged, pool_removed, pool_restored, remote_device,
     remote_options, secret,
 };
+pub(crate) use member::MemberAdmin;
 
 use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{self, Attachments};

@@ -8,13 +8,11 @@
 //!   that a node which has lost one connection does not take the pool from a healthy owner.
 //! - The directory is locked in every role.
 
-mod admin;
 mod forward;
 mod members;
 mod messages;
 mod watching;
 
-pub(crate) use admin::MemberAdmin;
 pub(crate) use forward::{Sockets, forward};
 pub(crate) use members::{add_member, members_of, remove_member};
 pub(crate) use watching::watch_members;
@@ -142,7 +140,16 @@ impl Roles {
         Ok(())
     }
 
-    async fn manifest(&self) -> Result<Option<Manifest>> {
+    /// The settings of the pool.
+    pub(crate) fn config(&self) -> &PoolConfig {
+        &self.pool
+    }
+
+    /// Reads the newest link of the manifest chain; `None` if the store has no pool.
+    ///
+    /// # Errors
+    /// Those of reading the store; `Denied` with another key.
+    pub(crate) async fn manifest(&self) -> Result<Option<Manifest>> {
         let store = Store::open(&self.pool.store_url, &StoreOptions::default())?;
         let keys = match KeyRing::open(&store, &self.pool.keys).await {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

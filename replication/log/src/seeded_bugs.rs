@@ -53,8 +53,6 @@ block::seeded_bugs! {
     successor_not_checked: "successor-not-checked",
     /// Entries use the file that is kept for openings.
     spare_used: "spare-used",
-    /// Each new ring begins a chain of its own.
-    chain_of_ring: "chain-of-ring",
     /// A dropped append leaves its entry in the queue.
     kept_when_dropped: "kept-when-dropped",
 }

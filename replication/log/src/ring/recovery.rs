@@ -114,7 +114,7 @@ pub(crate) fn open(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Opened> {
         (Err(error), Some(_)) => return Err(scan.refuse_unwritten(&evidence, error)),
         (Err(error), None) => tracing::warn!(
             error = %error.chain(),
-            "earlier writes to the log may not have reached its disk"
+            "could not sync the log as it was found; earlier writes to it may not have reached its disk"
         ),
         (Ok(()), _) => {}
     }
@@ -130,11 +130,8 @@ fn write_back(disk: &mut dyn Disk, files: &[(u32, u64)]) -> Result<()> {
 }
 
 fn make_first_file(disk: &mut dyn Disk, args: &OpenArgs<'_>) -> Result<Ring> {
-    let (mut id, mut chain) = ([0; 16], chain_of(args.identity.pool));
+    let (mut id, chain) = ([0; 16], chain_of(args.identity.pool));
     args.random.fill(&mut id);
-    if args.seeded_bugs.chain_of_ring {
-        chain = id;
-    }
     let header = FileHeader {
         pool: args.identity.pool,
         ring: id,

@@ -13,7 +13,7 @@ const FOUND_BY: [(&str, &str); 15] = [
     ("moved-member-kept", "tests::over_tls::link_ends_with_its_member_and_with_its_place"),
     ("member-unlocked", "tests::one_member_of_a_directory_runs_at_a_time"),
     ("ended-member-left", "tests::member_whose_disk_failed_for_a_while_counts_again"),
-    ("owner-role-kept", "tests::change_of_role_outlives_its_caller"),
+    ("owner-role-kept", "tests::owner_that_gives_up_promises_to_the_next_one"),
     ("member-failure-not-stored", "tests::failures::failed_disk_is_noted_in_the_document"),
     ("own-promise-asked-once", "tests::candidate_takes_the_whole_log_after_a_damaged_one"),
     ("trim-unheard", "tests::full_rings::full_member_gets_room_from_what_the_store_has_since"),
@@ -21,12 +21,6 @@ const FOUND_BY: [(&str, &str); 15] = [
     ("own-damage-unseen", "tests::full_rings::owner_with_a_damaged_batch_ends"),
     ("open-not-proven", "tests::logs::owner_that_opens_proves_its_own_log"),
 ];
-
-/// Bugs of the write log, which is built with them only for the feature of this package.
-const FOUND_IN_LOG_BY: [(&str, &str); 1] = [(
-    "chain-of-ring",
-    "tests::logs::owner_that_ended_before_its_first_message_takes_the_log_of_the_next",
-)];
 
 fn is_passed(bug: &str, test: &str) -> bool {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -39,14 +33,12 @@ fn is_passed(bug: &str, test: &str) -> bool {
 
 #[test]
 fn seeded_bugs_are_found() {
-    let in_log = FOUND_IN_LOG_BY.iter().filter(|_| cfg!(feature = "seeded-bugs"));
-    let all: Vec<(&str, &str)> = FOUND_BY.iter().chain(in_log).copied().collect();
-    let tests: BTreeSet<&str> = all.iter().map(|(_, test)| *test).collect();
+    let tests: BTreeSet<&str> = FOUND_BY.iter().map(|(_, test)| *test).collect();
     for test in tests {
         assert!(is_passed("", test), "{test} fails without a bug");
     }
     std::thread::scope(|scope| {
-        for (bug, test) in all {
+        for (bug, test) in FOUND_BY {
             scope.spawn(move || assert!(!is_passed(bug, test), "{test} does not find {bug}"));
         }
     });

@@ -2,9 +2,9 @@
 //!
 //! Invariant: it changes nothing of the pool; requests about the pool name its owner.
 
-use super::Roles;
+use super::node;
 use crate::admin::AdminHandler;
-use crate::handlers::node;
+use crate::roles::Roles;
 use api::pool::PoolRequest;
 use api::{Reply, Request};
 use block::{Error, ErrorKind, Result};
@@ -33,7 +33,7 @@ impl MemberAdmin {
             Ok(None) | Err(_) => None,
         };
         let owner = owner.unwrap_or_else(|| "another node".to_owned());
-        let name = &self.roles.pool.name;
+        let name = &self.roles.config().name;
         let what = format!(
             "ask about pool {name}: {owner} owns it, and this node stores its log; ask there, or let this node take the \
              pool over with `spindle pool take-over`"
@@ -54,7 +54,7 @@ impl AdminHandler for MemberAdmin {
                 Ok(Reply::Done { message: "this node takes the pool over".to_owned() })
             }
             Request::Node(request) => {
-                node::answer(Some(self.roles.cluster()), &self.roles.pool.dir, request).await
+                node::answer(Some(self.roles.cluster()), &self.roles.config().dir, request).await
             }
             _ => Err(self.elsewhere().await),
         }
