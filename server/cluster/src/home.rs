@@ -6,12 +6,39 @@
 //! - An identity that waits for its list is replaced by no other.
 
 use crate::identity::{Identity, node_dir};
-use crate::membership::refuse_member;
 use block::{Error, ErrorKind, Result};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Returns the path of the list of nodes.
+pub fn path_of(dir: &Path) -> PathBuf {
+    node_dir(dir).join("cluster.json")
+}
+
+/// Whether the directory belongs to a cluster.
+#[must_use]
+pub fn is_member(dir: &Path) -> bool {
+    path_of(dir).exists()
+}
+
+/// Refuses a directory that belongs to a cluster.
+///
+/// # Errors
+/// `Busy`.
+pub fn refuse_member(dir: &Path) -> Result<()> {
+    if !is_member(dir) {
+        return Ok(());
+    }
+    let context = format!(
+        "directory {} already belongs to a cluster: choose another, or remove this node on another \
+         node and delete {}",
+        dir.display(),
+        node_dir(dir).display()
+    );
+    Err(Error::new(ErrorKind::Busy, context))
+}
 
 /// Locks the node in `dir` until the file is dropped. The directory `DIR/node` must exist.
 ///

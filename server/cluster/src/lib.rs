@@ -43,7 +43,7 @@ pub mod token;
 pub use admission::{Conflict, Node};
 pub use cluster::{Cluster, Environment, Handler};
 pub use connection::{Connection, Frame, FrameReader, FrameWriter, PeerStream, Service};
+pub use home::is_member;
 pub use identity::{ClusterId, NodeId, node_dir};
 pub use join::TOKEN_LIFE_SECONDS;
-pub use membership::is_member;
 pub use token::Token;

@@ -6,8 +6,8 @@
 //!   the table before the list is consulted, so none escapes.
 
 use crate::admission::{AdmissionList, DOCUMENT_BYTES_MAX, Merged, Node};
-use crate::home;
-use crate::identity::{ClusterId, Digest, Identity, NodeId, node_dir};
+use crate::home::{self, path_of, refuse_member};
+use crate::identity::{ClusterId, Digest, Identity, NodeId};
 use crate::links::Links;
 use crate::seeded_bugs::seeded_bugs;
 use block::durable_file::write_durably;
@@ -18,16 +18,6 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::watch;
-
-fn path_of(dir: &Path) -> PathBuf {
-    node_dir(dir).join("cluster.json")
-}
-
-/// Whether the directory belongs to a cluster.
-#[must_use]
-pub fn is_member(dir: &Path) -> bool {
-    path_of(dir).exists()
-}
 
 /// This node's place in its cluster. The calls that change the list wait for the disk.
 #[derive(Debug)]
@@ -196,21 +186,4 @@ impl Membership {
         }
         Ok(merged)
     }
-}
-
-/// Refuses a directory that belongs to a cluster.
-///
-/// # Errors
-/// `Busy`.
-pub fn refuse_member(dir: &Path) -> Result<()> {
-    if !is_member(dir) {
-        return Ok(());
-    }
-    let context = format!(
-        "directory {} already belongs to a cluster: choose another, or remove this node on another \
-         node and delete {}",
-        dir.display(),
-        node_dir(dir).display()
-    );
-    Err(Error::new(ErrorKind::Busy, context))
 }
