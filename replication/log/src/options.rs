@@ -5,10 +5,13 @@
 
 use crate::format::entry::{EntryKind, EntryRow};
 use crate::format::{batch, file};
-use crate::ring::layout::SPARE_FILES_MIN;
 use block::seal::{Algorithm, TAG_BYTES};
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
+
+/// Files from which on one is kept free for openings, in the ring of a log with several members. In a
+/// smaller one the entries would have no second file.
+pub(crate) const SPARE_FILES_MIN: usize = 3;
 
 /// How batches reach the log files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -17,10 +17,6 @@ pub(crate) fn chain_of(pool: [u8; 16]) -> [u8; 16] {
     pool
 }
 
-/// Files from which on one is kept free for openings, in the ring of a log with several members. In a
-/// smaller one the entries would have no second file.
-pub(crate) const SPARE_FILES_MIN: usize = 3;
-
 /// The place of the next batch and its predecessor in the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {

@@ -6,7 +6,7 @@
 
 use super::{Core, FILES_AHEAD, Room};
 use crate::format::file::{FILE_HEADER_BYTES, FileHeader};
-use crate::ring::layout::SPARE_FILES_MIN;
+use crate::options::SPARE_FILES_MIN;
 use crate::ring::layout::{FileState, LiveFile};
 use block::Lsn;
 use block::env::{Disk, DiskRequest};

@@ -10,7 +10,8 @@
 use crate::disk::unreadable::is_eio;
 use crate::format::batch;
 use crate::format::file::FileHeader;
-use crate::ring::layout::{FileState, SPARE_FILES_MIN};
+use crate::options::SPARE_FILES_MIN;
+use crate::ring::layout::FileState;
 use crate::ring::walk::At;
 use block::env::{Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
 use block::{Error, ErrorKind, Result};
