@@ -218,7 +218,8 @@ fn power_cuts(plan: Plan, program: &str, seeded_bug: &str) -> Result<Tried, Stri
                 replay.image(cut, &mut random, &image).map_err(|error| error.to_string())?;
             tried.lost_count += lost_count;
             boot.again(&mut random);
-            let found = serve_again(&image, &mounted, plan.io, &history, mark_before(&events, cut));
+            let found =
+                serve_again(&image, &mounted, plan.io, &history, &events[..cut.event_index]);
             tried.durable_sector_count += found.map_err(|error| {
                 format!(
                     "SEED={} cut {} of {tried:?}, {cut:?}:\n{error}",
@@ -269,28 +270,35 @@ fn cuts(events: &[Event], from: &str, count: usize, random: &mut Random) -> Vec<
     cuts
 }
 
-/// Returns the newest numbered mark before a cut.
-fn mark_before(events: &[Event], cut: Cut) -> Option<usize> {
-    let marks = events[..cut.event_index].iter().rev().filter_map(|event| match event {
+/// Returns the newest numbered mark among the events before a cut.
+fn newest_mark(events: &[Event]) -> Option<usize> {
+    let marks = events.iter().rev().filter_map(|event| match event {
         Event::Mark(text) => text.parse().ok(),
         _ => None,
     });
     marks.max()
 }
 
-/// Mounts the remains after a cut, serves them, and checks every sector of the windows. Returns how
-/// many of them were known from flushes.
+/// Mounts the remains of a disk that saw `events`, serves them, and checks every sector of the
+/// windows. Returns how many of them were known from flushes.
 fn serve_again(
     image: &Path,
     mounted: &Path,
     io: &str,
     history: &History,
-    mark: Option<usize>,
+    events: &[Event],
 ) -> Result<u64, String> {
+    let mark = newest_mark(events);
+    let was_served = events.iter().any(|event| matches!(event, Event::Mark(at) if at == SERVED));
     let device = Loop::attach(image);
     let mount = Mount::new(device.device(), mounted)?;
     let mut daemon = daemon_on(mounted, "spindle", io);
-    // A cut during the first start may leave files of a pool that was not complete yet.
+    if !was_served {
+        // A cut during the first start may leave the backup of a file without the file, as the
+        // backup is written first.
+        daemon.announce("node.json is missing; spindle uses its backup");
+    }
+    // It may also leave files of a pool that was not complete yet.
     daemon.try_start()?;
     let mut durable_count = 0;
     for (number, (name, first_sector, sector_count)) in WINDOWS.iter().enumerate() {
