@@ -6,6 +6,7 @@
 //! - A mistake in the arguments or in the configuration is found before anything is asked, and is a
 //!   [`Failure::Usage`].
 
+mod drill;
 mod node;
 
 use crate::adapters::pool_volumes;
@@ -15,7 +16,7 @@ use crate::offline;
 use crate::serve::Signals;
 use api::config::{ConfigInfo, ConfigRow, VersionInfo};
 use api::key::{KeyRequest, NewKey};
-use api::pool::{FsckInfo, PoolRequest};
+use api::pool::{FsckInfo, MoveInfo, PoolRequest};
 use api::snapshot::{DiffInfo, SnapshotRequest};
 use api::{Reply, Request};
 use block::quantities::check_name;
@@ -32,6 +33,7 @@ use engine::removal;
 use engine::restore::Asked;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Reason why a command did not succeed.
 #[derive(Debug)]
@@ -82,6 +84,7 @@ pub(crate) async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
             ask(cli, pool, Request::Key(KeyRequest::Rotate { new })).await?;
         }
         Command::Node(command) => node::run(cli, command).await?,
+        Command::Drill(command) => drill::run(cli, command).await?,
         Command::Config(ConfigCommand::Show(args)) => {
             let config = load(args.config_path().as_deref(), args.settings())?;
             output::emit(cli.output, &config_info(&config), print::config)?;
@@ -248,6 +251,49 @@ fn checked_place(url: &str) -> Result<String, Failure> {
     control::store::check_url(url).and_then(|()| place(url)).map_err(Failure::Usage)
 }
 
+/// Longest wait for the end of a hand-over. Chosen by hand: longer than the daemon's own.
+const MOVE_MAX: Duration = Duration::from_secs(90);
+/// Pause between two looks at a hand-over. Chosen by hand.
+const MOVE_PAUSE: Duration = Duration::from_millis(50);
+
+/// Hands the pool over, and prints the pause.
+async fn move_pool(cli: &Cli, args: &PoolArgs, node: &str) -> Result<(), Failure> {
+    let pause_ms = Some(move_to(&load_pool(args)?, node).await?);
+    let info = MoveInfo { node: node.to_owned(), pause_ms, error: None };
+    Ok(output::emit(cli.output, &Reply::Moved(info), print::reply)?)
+}
+
+/// Hands the pool over, and waits until the other node serves it. Returns the pause of clients in
+/// milliseconds.
+async fn move_to(config: &Config, node: &str) -> Result<u64> {
+    let ask = async |request| cli::client::call(config.dir(), &Request::Pool(request)).await;
+    if ask(PoolRequest::Move { node: node.to_owned() }).await?.is_none() {
+        let what = format!("move the pool: no daemon runs on {}", config.dir().display());
+        return Err(Error::new(ErrorKind::NotFound, what));
+    }
+    let looking = async {
+        loop {
+            // The socket is away for a moment while the daemon changes its role.
+            if let Ok(Some(Reply::Moved(info))) = ask(PoolRequest::LastMove {}).await {
+                let MoveInfo { pause_ms, error, .. } = info;
+                if let Some(pause_ms) = pause_ms {
+                    return Ok(pause_ms);
+                }
+                if let Some(error) = error {
+                    return Err(Error::new(ErrorKind::Unavailable, error));
+                }
+            }
+            tokio::time::sleep(MOVE_PAUSE).await;
+        }
+    };
+    tokio::time::timeout(MOVE_MAX, looking).await.unwrap_or_else(|_| {
+        let what = format!(
+            "move the pool to node {node}: it is not known how it went; see `spindle pool members list`"
+        );
+        Err(Error::new(ErrorKind::Unavailable, what))
+    })
+}
+
 /// Runs a command that needs exclusive use of the pool: it asks no daemon, and a running daemon
 /// blocks it.
 async fn pool(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
@@ -268,6 +314,7 @@ async fn pool(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
         }
         // They are requests to a daemon.
         PoolCommand::Members(_) | PoolCommand::TakeOver(_) => {}
+        PoolCommand::Move { node, pool } => move_pool(cli, pool, node).await?,
         PoolCommand::Purge { pool, now } => {
             let config = load_pool(pool)?;
             let purged = handlers::pool_purged(removal::purge(&config.pool(), *now).await?);

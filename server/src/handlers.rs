@@ -34,8 +34,9 @@ pub(crate) use member::MemberAdmin;
 use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{self, Attachments};
 use crate::admin::AdminHandler;
-use crate::roles::Roles;
+use crate::roles::{Desk, Roles};
 use api::{Reply, Request};
+use async_trait::async_trait;
 use block::{Error, ErrorKind, Result, VolumeId};
 use cluster::Cluster;
 use engine::copies::Copies;
@@ -190,6 +191,14 @@ impl AdminPool {
         self.open.lock().await.clone().ok_or_else(|| {
             Error::new(ErrorKind::Unavailable, "answer an admin request: the pool is closing")
         })
+    }
+}
+
+#[async_trait]
+impl Desk for AdminPool {
+    async fn answer(&self, request: Request) -> Result<Reply> {
+        check(&request)?;
+        self.handle(request).await
     }
 }
 

@@ -8,16 +8,22 @@
 //!   that a node which has lost one connection does not take the pool from a healthy owner.
 //! - The directory is locked in every role.
 
+mod asking;
 mod forward;
 mod members;
 mod messages;
+mod moving;
 mod watching;
 
+pub(crate) use asking::Desk;
 pub(crate) use forward::{Sockets, forward};
 pub(crate) use members::{add_member, members_of, remove_member};
+pub(crate) use moving::{Successor, begin_move};
 pub(crate) use watching::watch_members;
 
 use crate::adapters::log_members::EnsembleMembers;
+use api::pool::MoveInfo;
+use asking::Desks;
 use async_trait::async_trait;
 use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
@@ -34,15 +40,10 @@ use messages::{Answer, Question, Role};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-/// Silence of an owner after which the first stand-in takes over. Chosen by hand: five heartbeats.
-const DETECTION: Duration = Duration::from_secs(1);
-/// Time by which each further stand-in waits longer. Chosen by hand: a take-over announces itself to
-/// the other members within it.
-const RANK_STEP: Duration = Duration::from_millis(500);
 /// Pause between two looks at the silence. Chosen by hand.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for the roles of other members. Chosen by hand: an owner that hangs is no owner.
@@ -53,6 +54,8 @@ const OUTCOME_PAUSE: Duration = Duration::from_secs(1);
 /// The node and its part in the pool.
 pub(crate) struct Roles {
     pool: PoolConfig,
+    /// Silence of an owner after which the first stand-in takes over.
+    detection: Duration,
     cluster: Cluster,
     service: Arc<MemberService>,
     member: Mutex<Option<Arc<EnsembleMembers>>>,
@@ -66,6 +69,14 @@ pub(crate) struct Roles {
     owner: tokio::sync::Mutex<Option<(NodeId, Uuid)>>,
     /// Held while the members change.
     changes: tokio::sync::Mutex<()>,
+    /// The node to which this one hands the pool over.
+    successor: watch::Sender<Option<Successor>>,
+    /// The last hand-over from this node.
+    last_move: Mutex<Option<MoveInfo>>,
+    /// The node that was asked to hand the pool over, by a request on this one.
+    moved_from: Mutex<Option<NodeId>>,
+    /// Answers the requests of the command line on other nodes.
+    desks: Desks,
 }
 
 impl Roles {
@@ -75,6 +86,7 @@ impl Roles {
         let pool = dir.pool();
         let roles = Arc::new(Roles {
             pool: config.pool(),
+            detection: config.settings().log.detection.duration(),
             service: MemberService::register(&cluster),
             cluster,
             member: Mutex::new(None),
@@ -83,6 +95,10 @@ impl Roles {
             sockets: Mutex::new(None),
             owner: tokio::sync::Mutex::default(),
             changes: tokio::sync::Mutex::default(),
+            successor: watch::Sender::new(None),
+            last_move: Mutex::new(None),
+            moved_from: Mutex::new(None),
+            desks: Desks::default(),
         });
         if let Some(pool) = pool {
             roles.start_member(pool).await?;
@@ -171,7 +187,8 @@ impl Roles {
             started.map_err(|e| Error::with_source(ErrorKind::Io, "start a member", e))??;
         self.service.insert(pool, local.clone());
         let peers = Arc::new(ClusterPeers::new(self.cluster.clone(), pool, Default::default()));
-        let members = EnsembleMembers::new(local, peers, OwnedOptions::default());
+        let members =
+            EnsembleMembers::new(local, peers, OwnedOptions::for_detection(self.detection));
         *self.member.lock() = Some(Arc::new(members));
         Ok(())
     }
@@ -230,7 +247,14 @@ impl Roles {
         let Some(configuration) = &manifest.configuration else {
             return match was_ours || manifest.is_released {
                 true => self.found_log().await.map(|()| true),
-                false => Ok(false),
+                false => {
+                    tracing::warn!(
+                        owner = %manifest.owner.host,
+                        "another directory owns the pool, and its log is there alone; this node waits until `spindle \
+                         pool members add` on the owner makes it a member"
+                    );
+                    Ok(false)
+                }
             };
         };
         let Some(member) = self.member() else {
@@ -287,7 +311,7 @@ impl Roles {
             }
             let Some(member) = self.member() else { continue };
             let Some(silence) = member.local().silence().await else { continue };
-            if silence < DETECTION {
+            if silence < self.detection {
                 continue;
             }
             match self.may_take_over(&member, silence).await {
@@ -298,7 +322,7 @@ impl Roles {
                         error = %error.chain(),
                         "the owner of the pool is silent, and this node could not read who owns it"
                     );
-                    tokio::time::sleep(DETECTION).await;
+                    tokio::time::sleep(self.detection).await;
                 }
             }
         }
@@ -310,7 +334,8 @@ impl Roles {
         let Some(rank) = rank(configuration, manifest.owner.node_id, member.id()) else {
             return Ok(false);
         };
-        if silence < DETECTION + RANK_STEP * rank {
+        // A take-over announces itself to the other members within the step.
+        if silence < self.detection + self.detection / 2 * rank {
             return Ok(false);
         }
         let mut asking = JoinSet::new();
@@ -324,8 +349,8 @@ impl Roles {
         while let Some(asked) = asking.join_next().await {
             let Ok(Ok(Ok(Answer::Role(role)))) = asked else { continue };
             let hears_owner = match role {
-                Role::Owner {} => true,
-                Role::Member { silence_ms } => Duration::from_millis(silence_ms) < DETECTION,
+                Role::Owner { .. } => true,
+                Role::Member { silence_ms } => Duration::from_millis(silence_ms) < self.detection,
                 Role::None {} => false,
             };
             if hears_owner {
@@ -342,7 +367,7 @@ impl Roles {
 
     async fn role(&self, pool: Uuid) -> Role {
         if self.dir.lock().is_none() {
-            return Role::Owner {};
+            return Role::Owner { is_serving: self.sockets.lock().is_some() };
         }
         let member = self.member().filter(|member| member.local().pool() == pool);
         match member {
@@ -403,6 +428,8 @@ impl Handler for Answers {
                 }
                 Question::Role { pool } => Ok(Answer::Role(roles.role(pool).await)),
                 Question::TakeOver { pool: _ } => roles.take_over().map(|()| Answer::Begun {}),
+                Question::Ask { pool, request } => roles.answer_passed_on(pool, *request).await,
+                Question::LastMove {} => roles.own_last_move().map(|info| Answer::Moved { info }),
             }
         });
         if let Err(error) = answered.await {

@@ -10,7 +10,7 @@ use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::handlers::{AdminPool, DaemonParts, MemberAdmin};
-use crate::roles::{Roles, Sockets, forward, watch_members};
+use crate::roles::{Roles, Sockets, Successor, forward, watch_members};
 use crate::{limits, node};
 use block::{Error, ErrorKind, Job, Result};
 use config::Config;
@@ -35,6 +35,9 @@ use tokio::sync::watch;
 
 /// Time that requests in flight have to finish at an orderly stop.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+/// Time that requests of the command line have to finish when a member takes the pool over: clients wait.
+/// Chosen by hand.
+const MEMBER_GRACE: Duration = Duration::from_millis(20);
 /// Time for which requests get errors after the write log has failed, before connections end with the daemon. A client
 /// that only loses its connection may come back and continue as if nothing had happened; one that gets an error does
 /// not. Chosen by hand: most clients send a request in that time.
@@ -48,6 +51,8 @@ enum Served {
     Stopped,
     /// Another node has taken the pool over.
     Fenced(Error),
+    /// The pool was handed over to the node with this name.
+    Moved(String),
 }
 
 /// How to open the pool, and for which part of a cluster.
@@ -71,7 +76,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl Fn(&[String]))
         let pool = config.pool();
         let terms = Terms { pool: &pool, opening, roles: None };
         return match serve_pool(config, terms, &mut signals, &announce).await? {
-            Served::Stopped => Ok(()),
+            Served::Stopped | Served::Moved(_) => Ok(()),
             Served::Fenced(error) => Err(error),
         };
     };
@@ -124,6 +129,10 @@ async fn run_node(
         }
         let error = match served {
             Ok(Served::Stopped) => return Ok(()),
+            Ok(Served::Moved(node)) => {
+                tracing::info!(node, "this node has handed the pool over; it stores its log");
+                continue;
+            }
             Ok(Served::Fenced(error)) => {
                 tracing::warn!(
                     error = %error.chain(),
@@ -165,7 +174,7 @@ async fn be_member(
     let mut end = ended.subscribe();
     let admin = tokio::spawn(async move {
         let stopped = async move { drop(end.wait_for(|end| *end).await) };
-        socket.serve(handler, stopped, STOP_GRACE).await;
+        socket.serve(handler, stopped, MEMBER_GRACE).await;
     });
     announce(&endpoints);
     let mut asked = asked.subscribe();
@@ -195,7 +204,7 @@ async fn serve_pool(
         closing::end_at_once_on_another(early, 0);
     };
     let Terms { pool, opening, roles } = terms;
-    let Some(open) = open_with_volumes(pool, opening, early_stop).await? else {
+    let Some(mut open) = open_with_volumes(pool, opening, early_stop).await? else {
         return Ok(Served::Stopped);
     };
     // The first says that a stop was asked for, the second that it has come far enough for jobs to end.
@@ -216,6 +225,7 @@ async fn serve_pool(
     if let Some(roles) = roles {
         roles.set_sockets(Some(Sockets::of(&listeners, config.settings().nbd.unix.clone())));
     }
+    open.steps.end("sockets and devices");
     let mut serving = tokio::task::JoinSet::new();
     let jobs = open.pool.supervisor().clone();
     for listener in listeners {
@@ -250,15 +260,41 @@ async fn serve_pool(
         let job = Job::new("members", "a member of the write log that is missing is not reported");
         jobs.spawn(Need::Useful, job, watch_members(roles.clone(), open.clone(), stop.subscribe()))
     });
+    if let Some(roles) = roles {
+        roles.open_desk(handler.clone()).await;
+    }
     announce(&endpoints);
+    tracing::info!(
+        epoch = open.ownership.epoch().0,
+        total_ms = u64::try_from(open.steps.total().as_millis()).unwrap_or(u64::MAX),
+        steps = %open.steps,
+        "the daemon serves the pool"
+    );
     let mut stopped = asked.subscribe();
     // A supervisor sends its signal beside or after `spindle stop`: both mean the same stop.
+    let mut successor = None;
     let (lost, spare_count) = tokio::select! {
         () = signals.stop() => (None, 0),
         _ = stopped.wait_for(|stop| *stop) => (None, 1),
         lost = open.pool.ended() => (Some(lost), 1),
         // An orderly stop: the next daemon continues where this one ends.
         () = jobs.vital_died() => (None, 1),
+        found = successor_of(roles) => {
+            successor = Some(found);
+            (None, 1)
+        }
+    };
+    let moved_to = successor.as_ref().map(|successor| successor.name.clone());
+    let lost = match (successor, roles) {
+        (Some(successor), Some(roles)) => {
+            let clock = Arc::clone(&open.config.clock);
+            let paused_at = clock.now();
+            stop.send_replace(true);
+            server.stop(STOP_GRACE);
+            while serving.join_next().await.is_some() {}
+            Some(roles.hand_over(successor, clock, paused_at).await)
+        }
+        _ => lost,
     };
     let is_fenced = lost.as_ref().is_some_and(|lost| lost.kind() == ErrorKind::Fenced);
     if roles.is_none() || !is_fenced {
@@ -296,6 +332,9 @@ async fn serve_pool(
     for task in others.into_iter().chain([admin]).chain(members) {
         task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     }
+    if let Some(roles) = roles {
+        roles.close_desk().await;
+    }
     handler.close().await?;
     drop((handler, copies, scrub));
     let Some(open) = Arc::into_inner(open) else {
@@ -317,8 +356,19 @@ async fn serve_pool(
             open.config.dir.join("log").display()
         )));
     }
+    if let Some(node) = moved_to {
+        return Ok(Served::Moved(node));
+    }
     let reason = open.reason_of_loss(lost).await;
     if is_fenced { Ok(Served::Fenced(reason)) } else { Err(reason) }
+}
+
+/// Resolves when the pool is to be handed over to another node.
+async fn successor_of(roles: Option<&Arc<Roles>>) -> Successor {
+    match roles {
+        Some(roles) => roles.successor().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The parts that answer clients and administrators.

@@ -199,6 +199,7 @@ impl Follower {
         }
         match request {
             Request::Promise { .. } => self.on_promise(now, epoch),
+            Request::Resign { .. } => self.on_resign(now, epoch),
             Request::Read { after, .. } => self.on_read(epoch, after),
             Request::Reset { before, .. } => self.on_reset(now, epoch, before),
             Request::Append {
@@ -280,6 +281,15 @@ impl Follower {
             }));
         }
         effects
+    }
+
+    /// Ends the lease of the owner whose epoch this member has promised. Owners of earlier epochs have
+    /// none: the sender has opened, so a recovery quorum has waited for the ends of their leases.
+    fn on_resign(&mut self, now: u64, epoch: Epoch) -> Vec<Effect> {
+        if epoch == self.document.promised {
+            self.held_until = self.held_until.min(now);
+        }
+        Vec::new()
     }
 
     fn on_read(&self, epoch: Epoch, after: Position) -> Vec<Effect> {

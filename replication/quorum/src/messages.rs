@@ -84,6 +84,12 @@ pub enum Request {
         /// The candidate's epoch.
         epoch: Epoch,
     },
+    /// The sender, which has opened, serves no read any more: its lease from the member ends. Not
+    /// answered; without it the lease runs out.
+    Resign {
+        /// The sender's epoch.
+        epoch: Epoch,
+    },
     /// Send batches.
     Read {
         /// The candidate's epoch, which the member has promised.
@@ -102,6 +108,7 @@ impl Request {
             Request::Append { epoch, .. }
             | Request::Reset { epoch, .. }
             | Request::Promise { epoch }
+            | Request::Resign { epoch }
             | Request::Read { epoch, .. } => *epoch,
         }
     }

@@ -66,6 +66,11 @@ const WIPED: Bounds = Bounds { take_overs: 1, wipes: 1, crashes: 1, changes: 1, 
 const CHANGES: Bounds = Bounds { take_overs: 1, changes: 1, crashes: 1, ..Bounds::NONE };
 /// Leases, with an owner that is stopped and continues.
 const LEASES: Bounds = Bounds { take_overs: 1, ticks: 5, lease: 2, ..Bounds::NONE };
+/// Leases that owners give up.
+const RESIGNED: Bounds =
+    Bounds { take_overs: 2, ticks: 3, lease: 2, resigns: 2, writes: 1, losses: 0, ..Bounds::NONE };
+/// Two members, of which one gives its lease up while the other may go on alone.
+const TWO_RESIGNED: Bounds = Bounds { resigns: 1, ..TWO_LEASES };
 /// Leases that get longer, and members that forget when they granted one.
 const FORGETFUL: Bounds = Bounds {
     take_overs: 1,
@@ -128,6 +133,8 @@ const WORLDS: &[(&str, Bounds)] = &[
     ("wiped", WIPED),
     ("changes", CHANGES),
     ("leases", LEASES),
+    ("resigned", RESIGNED),
+    ("two, resigned", TWO_RESIGNED),
     ("amnesia", AMNESIA),
     ("failure", FAILURE),
     ("power, undisturbed", undisturbed(POWER)),
@@ -207,6 +214,7 @@ fn seeded_bugs_are_found() {
         ),
         ("read-without-lease", LEASES, of(|bugs| bugs.read_without_lease = true)),
         ("proven-too-early", RENEWAL, of(|bugs| bugs.proven_too_early = true)),
+        ("resigned-reads", RESIGNED, of(|bugs| bugs.resigned_reads = true)),
         ("own-promise-unseen", LEASES, of(|bugs| bugs.own_promise_unseen = true)),
         ("lease-forgotten", FORGETFUL, of(|bugs| bugs.lease_forgotten = true)),
         ("lease-not-stored", FORGETFUL, of(|bugs| bugs.lease_not_stored = true)),

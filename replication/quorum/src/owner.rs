@@ -7,6 +7,7 @@
 //!   chain is known to have the new one.
 //! - A member that has promised a later epoch ends the owner for good.
 //! - A read is served only under a lease.
+//! - An owner that has resigned serves, sends and acknowledges nothing more.
 //! - What is acknowledged or committed stays so, whatever changes afterwards.
 
 use crate::batch::Batch;
@@ -87,6 +88,7 @@ pub struct Owner {
     acknowledged: u64,
     committed: u64,
     superseded_by: Option<Epoch>,
+    has_resigned: bool,
     seeded_bugs: SeededBugs,
 }
 
@@ -116,6 +118,7 @@ impl Owner {
             acknowledged: 0,
             committed: 0,
             superseded_by: None,
+            has_resigned: false,
             seeded_bugs,
         };
         owner.set_members();
@@ -183,7 +186,7 @@ impl Owner {
     /// ([`Progress::batches_under_way`]), and calls [`Owner::on_sent`].
     #[must_use]
     pub fn sending(&self, member: &MemberId, log: &LogIndex, count_max: u64) -> Option<Sending> {
-        let progress = self.members.get(member).filter(|_| self.superseded_by.is_none())?;
+        let progress = self.members.get(member).filter(|_| !self.has_ended())?;
         let Some(previous) = log.at(progress.next.checked_sub(1)?) else {
             let before = match self.seeded_bugs.reset_above_released {
                 true => log.tail(),
@@ -246,7 +249,7 @@ impl Owner {
 
     /// Acknowledges and commits what has come that far.
     fn advance(&mut self) {
-        if self.superseded_by.is_some() {
+        if self.has_ended() {
             return;
         }
         let written = self.own().written.min(self.reached(|member| self.of(member).written));
@@ -304,7 +307,7 @@ impl Owner {
     /// `None` without a lease; `u64::MAX` if no other member has to grant one.
     #[must_use]
     pub fn lease_until(&self) -> Option<u64> {
-        if self.superseded_by.is_some() {
+        if self.superseded_by.is_some() || self.has_resigned && !self.seeded_bugs.resigned_reads {
             return None;
         }
         if self.seeded_bugs.read_without_lease {
@@ -316,6 +319,26 @@ impl Owner {
             false => self.of(member).lease_until,
         });
         (until > 0).then_some(until)
+    }
+
+    /// Gives the lease up for good: from now on a [`Request::Resign`] may be sent to each other member,
+    /// so that a successor need not wait for its end. Returns false, without effect, if the owner has
+    /// not opened, has ended, or changes the members.
+    pub fn resign(&mut self) -> bool {
+        let may_resign = self.is_open() && !self.has_ended() && self.quorums.next.is_none();
+        self.has_resigned |= may_resign;
+        may_resign
+    }
+
+    /// Whether the owner has given its lease up.
+    #[must_use]
+    pub fn has_resigned(&self) -> bool {
+        self.has_resigned
+    }
+
+    /// Whether the owner serves, sends and acknowledges nothing more.
+    fn has_ended(&self) -> bool {
+        self.superseded_by.is_some() || self.has_resigned
     }
 
     // --- changing the members ---
@@ -335,6 +358,7 @@ impl Owner {
             && next.reached(|member| self.of(member).synced) >= self.committed;
         let is_possible = self.is_open() && next.is_valid() && next.members.contains(&self.me);
         if self.quorums.next.is_some()
+            || self.has_ended()
             || !is_possible
             || !has_all && !self.seeded_bugs.unrecorded_configuration
         {
@@ -349,7 +373,7 @@ impl Owner {
     /// acknowledged without it, and those that are acknowledged from now on need it.
     #[must_use]
     pub fn change_to_record(&self) -> Option<&Configuration> {
-        self.quorums.next.as_ref().filter(|_| self.superseded_by.is_none())
+        self.quorums.next.as_ref().filter(|_| !self.has_ended())
     }
 
     /// Ends a change whose link, with this number, is in the chain. Returns false, without effect, for

@@ -15,6 +15,8 @@ block::seeded_bugs! {
     unrecorded_configuration: "unrecorded-configuration",
     /// An owner serves reads without a lease.
     read_without_lease: "read-without-lease",
+    /// An owner that has resigned goes on to serve reads.
+    resigned_reads: "resigned-reads",
     /// A flush waits for the owner's own disk only.
     own_sync_is_commit: "own-sync-is-commit",
     /// A member counts as complete once it has the opening batch, though it has answered for more.

@@ -27,6 +27,7 @@ const APPEND: u8 = 1;
 const RESET: u8 = 2;
 const PROMISE: u8 = 3;
 const READ: u8 = 4;
+const RESIGN: u8 = 5;
 const APPENDED: u8 = 17;
 const SUPERSEDED: u8 = 18;
 const LACKING: u8 = 19;
@@ -258,6 +259,7 @@ impl Request {
             }
             Request::Reset { epoch, before } => Writer::new(RESET, 0, 0, *epoch).position(*before),
             Request::Promise { epoch } => Writer::new(PROMISE, 0, 0, *epoch),
+            Request::Resign { epoch } => Writer::new(RESIGN, 0, 0, *epoch),
             Request::Read { epoch, after } => Writer::new(READ, 0, 0, *epoch).position(*after),
         }
         .finish()
@@ -297,6 +299,7 @@ impl Request {
                 reader.finish(Request::Reset { epoch, before }, 0, false)
             }
             PROMISE => reader.finish(Request::Promise { epoch }, 0, false),
+            RESIGN => reader.finish(Request::Resign { epoch }, 0, false),
             READ => {
                 let after = reader.position()?;
                 reader.finish(Request::Read { epoch, after }, 0, false)

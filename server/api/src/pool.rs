@@ -33,6 +33,27 @@ pub enum PoolRequest {
     },
     /// Lets this node, which is a member, take the pool over. The answer comes before it has.
     TakeOver {},
+    /// Hands the pool over to a node, which is a member. The answer comes once the hand-over has begun.
+    Move {
+        /// Name or id of the node.
+        node: String,
+    },
+    /// Shows how the last hand-over from this node went.
+    LastMove {},
+}
+
+/// A hand-over of the pool to another node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveInfo {
+    /// Name of the node that gets the pool.
+    pub node: String,
+    /// Milliseconds from the moment at which the old owner takes no more requests until the new one
+    /// serves the pool; absent before it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pause_ms: Option<u64>,
+    /// Why the node does not serve the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A daemon, or a command that serves, answers on all of its endpoints.

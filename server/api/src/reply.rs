@@ -7,7 +7,7 @@ use crate::device::{AttachmentInfo, ClientInfo, RemoteDeviceInfo};
 use crate::key::{Secret, SlotKind};
 use crate::member::MembersInfo;
 use crate::node::{NodesInfo, TokenInfo};
-use crate::pool::FsckInfo;
+use crate::pool::{FsckInfo, MoveInfo};
 use crate::scrub::ScrubInfo;
 use crate::snapshot::{DiffInfo, ScheduleInfo, SnapshotInfo};
 use crate::status::StatusInfo;
@@ -45,6 +45,8 @@ pub enum Reply {
     Status(Box<StatusInfo>),
     /// Members of the write log.
     Members(MembersInfo),
+    /// A hand-over of the pool.
+    Moved(MoveInfo),
     /// The request was carried out.
     Done {
         /// Result, in a sentence.

@@ -54,6 +54,7 @@ impl Request {
                 | PoolRequest::Stop {}
                 | PoolRequest::Fsck {}
                 | PoolRequest::AddMember { .. }
+                | PoolRequest::Move { .. }
                 | PoolRequest::RepairCounts { .. },
             )
             | Request::Volume(VolumeRequest::Clone { .. })

@@ -8,6 +8,7 @@
 
 mod copy;
 mod device;
+mod drill;
 mod key;
 mod node;
 mod pool;
@@ -19,6 +20,7 @@ mod volume;
 
 pub use copy::{CopyCommand, CopyOpenArgs, RestoreArgs, place};
 pub use device::{AttachArgs, AttachPlan, DetachArgs, is_uri};
+pub use drill::{DrillCommand, FailOverArgs};
 pub use key::{KeyArgs, KeyCommand, NewKeyArgs};
 pub use node::{NewNodeArgs, NodeCommand};
 pub use pool::{FsckArgs, PoolArgs, PoolCommand};
@@ -87,6 +89,9 @@ pub enum Command {
     /// Remove a pool, bring it back, or delete it for good
     #[command(subcommand)]
     Pool(PoolCommand),
+    /// Rehearse a failure, and measure what clients see of it
+    #[command(subcommand)]
+    Drill(DrillCommand),
     /// Make a volume a block device of this machine: `attach db`, `attach POOL/db`, `attach list`
     Attach(AttachArgs),
     /// Remove the block device of a volume, which must not be in use
@@ -137,6 +142,7 @@ impl Command {
             }
             Command::Serve(_)
             | Command::Demo(_)
+            | Command::Drill(_)
             | Command::Restore(_)
             | Command::Attach(_)
             | Command::Detach(_)

@@ -6,6 +6,7 @@ mod config;
 mod copy;
 mod demo;
 mod device;
+mod drill;
 mod node;
 mod pool;
 mod scrub;
@@ -16,6 +17,7 @@ mod volume;
 pub use config::{config, example, version};
 pub use copy::restored_copy;
 pub use demo::demo;
+pub use drill::drill;
 pub use node::{cluster_founded, cluster_joined};
 pub use pool::{fsck, pool_purged, pool_removed, pool_restored};
 pub use snapshot::diff;
@@ -37,6 +39,7 @@ pub fn reply(reply: &Reply) -> String {
         Reply::Status(info) => status::status(info),
         Reply::Fsck(found) => fsck(found),
         Reply::Members(info) => pool::members(info),
+        Reply::Moved(info) => pool::moved(info),
         Reply::Done { message } => format!("{message}\n"),
         Reply::RecoveryKey { key } => format!(
             "{}\n\n\

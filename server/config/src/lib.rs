@@ -33,6 +33,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tiering::ReclaimOptions;
 use tiering::cache::CacheOptions;
 use wal::{IoMode, LogOptions};
@@ -72,6 +73,7 @@ pub struct LogSettings {
     pub size: ByteSize,
     pub file_size: ByteSize,
     pub io: LogIo,
+    pub detection: Span,
 }
 
 /// The way in which the log files are written.
@@ -281,7 +283,12 @@ impl Default for Settings {
 
 impl Default for LogSettings {
     fn default() -> Self {
-        LogSettings { size: ByteSize(2 << 30), file_size: ByteSize(64 << 20), io: LogIo::Auto }
+        LogSettings {
+            size: ByteSize(2 << 30),
+            file_size: ByteSize(64 << 20),
+            io: LogIo::Auto,
+            detection: Span::from_secs(1),
+        }
     }
 }
 
@@ -642,6 +649,10 @@ fn check_ranges(settings: &Settings) -> Result<()> {
             "log.size {} must be a multiple of log.file_size {} and at least four files",
             log.size, log.file_size
         )));
+    }
+    let (detection, min) = (log.detection.duration(), Duration::from_millis(200));
+    if detection < min || detection > Duration::from_secs(60) {
+        return Err(invalid(format!("log.detection {}: must be from 200ms to 60s", log.detection)));
     }
     let file_count = log.size.0 / log.file_size.0;
     if file_count > LOG_FILE_COUNT_MAX {

@@ -114,6 +114,14 @@ pub const OPTIONS: &[OptionDoc] = &[
         "How log files are written. auto is what measured faster in general, buffered.",
     ),
     row(
+        "log.detection",
+        "duration",
+        "200ms to 60s",
+        "\"1s\"",
+        "",
+        "Silence of the pool's owner after which another node takes the pool over. Set it to the same on all nodes.",
+    ),
+    row(
         "cache.dir",
         "path",
         "a local directory",

@@ -45,6 +45,7 @@ mod seeded_bugs;
 pub mod session;
 pub mod snapshot;
 pub mod state;
+pub mod steps;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tier_options;

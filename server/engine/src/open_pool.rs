@@ -16,6 +16,7 @@ use crate::record::VolumeRecord;
 use crate::reservations::Reservations;
 use crate::restore::Restored;
 use crate::scrub::Scrub;
+use crate::steps::Steps;
 use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result};
 use control::keys::KeyRing;
@@ -61,6 +62,8 @@ pub struct OpenPool {
     pub is_complete: watch::Sender<bool>,
     /// The role of the owner among the members of the log, if it has several.
     pub role: Option<Box<dyn OwnerRole>>,
+    /// The times of the steps of its opening.
+    pub steps: Steps,
 }
 
 impl OpenPool {

@@ -23,6 +23,7 @@ use crate::marks::{TAKEN_OVER, make_mark, remove_mark};
 use crate::open_pool::OpenPool;
 use crate::pool::{LostWrites, Pool};
 use crate::restore::{self, Restored};
+use crate::steps::Steps;
 use crate::tier_options::tier_options;
 use crate::volume_keys::VolumeKeyRing;
 use async_recursion::async_recursion;
@@ -106,14 +107,17 @@ async fn open_pool<S: Future<Output = ()>>(
     opening: Opening,
     mut stop: Pin<&mut S>,
 ) -> Result<Option<OpenPool>> {
+    let mut steps = Steps::begin(&config.clock);
     let prepared = tokio::select! {
         prepared = prepare(config, opening) => prepared?,
         () = &mut stop => return Ok(None),
     };
+    steps.end("store and keys");
     // Not interrupted by the stop: the outcome would be unknown.
     let taken = prepared.take().await?;
+    steps.end("manifest");
     let parts = tokio::select! {
-        parts = open_parts(config, &taken) => parts.map(Some),
+        parts = open_parts(config, &taken, &mut steps) => parts.map(Some),
         () = &mut stop => Ok(None),
     };
     let is_heard = matches!(&parts, Ok(Some(parts)) if parts.is_heard);
@@ -133,11 +137,12 @@ async fn open_pool<S: Future<Output = ()>>(
             return Err(error);
         }
     };
-    let mut open = taken.into_open(config, pool, parts);
+    let mut open = taken.into_open(config, pool, parts, steps);
     let settled = tokio::select! {
         settled = settle(&mut open, is_heard) => settled.map(|()| true),
         () = &mut stop => Ok(false),
     };
+    open.steps.end("volumes");
     match settled {
         Ok(true) => Ok(Some(open)),
         Ok(false) => {
@@ -286,7 +291,13 @@ impl Taken {
         }
     }
 
-    fn into_open(self, config: &PoolConfig, pool: Arc<Pool>, opened: Opened) -> OpenPool {
+    fn into_open(
+        self,
+        config: &PoolConfig,
+        pool: Arc<Pool>,
+        opened: Opened,
+        steps: Steps,
+    ) -> OpenPool {
         let Opened { recovery, restored, conditions, lost_writes, role } = opened;
         OpenPool {
             pool,
@@ -303,12 +314,13 @@ impl Taken {
             ),
             restored,
             role,
+            steps,
         }
     }
 }
 
 /// Opens metadata and log.
-async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
+async fn open_parts(config: &PoolConfig, taken: &Taken, steps: &mut Steps) -> Result<Parts> {
     let (ownership, keys, key) = (&taken.ownership, &taken.keys, &taken.key);
     if taken.node.is_copy() {
         leave_attachments(config)?;
@@ -332,7 +344,8 @@ async fn open_parts(config: &PoolConfig, taken: &Taken) -> Result<Parts> {
     options.excluded = restored.as_ref().and_then(Restored::excluded);
     options.restored = restored.as_ref().and_then(Restored::objects);
     let tier = Tier::open(options).await?;
-    let opened = open_log(config, taken, (&tier, restored.as_ref())).await;
+    steps.end("metadata");
+    let opened = open_log(config, taken, (&tier, restored.as_ref()), steps).await;
     match opened {
         Ok(LogFound { log, recovery, is_log_lost, is_heard, role }) => Ok(Parts {
             tier,

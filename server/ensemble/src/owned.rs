@@ -44,6 +44,14 @@ pub struct OwnedOptions {
     pub silence: Duration,
 }
 
+impl OwnedOptions {
+    /// Returns the times for members that take the silence of an owner for its end after `detection`.
+    #[must_use]
+    pub fn for_detection(detection: Duration) -> OwnedOptions {
+        OwnedOptions { lease: detection, heartbeat: detection / 5, ..OwnedOptions::default() }
+    }
+}
+
 impl Default for OwnedOptions {
     /// Chosen by hand, for a take-over within three seconds.
     fn default() -> OwnedOptions {
@@ -229,6 +237,26 @@ impl OwnedLog {
             self.shared.publish(&state)
         };
         self.shared.react(changes);
+    }
+
+    /// Gives the lease up for good, so that a successor need not wait for its end: each member that is
+    /// connected is told. The log ends with `Fenced`. Returns false, without effect, if the owner has not
+    /// opened, has ended, or changes the members. No client is served any more.
+    pub fn resign(&self) -> bool {
+        let changes = {
+            let mut state = self.shared.state.lock();
+            if !state.owner.resign() {
+                return false;
+            }
+            self.shared.publish(&state)
+        };
+        self.shared.react(changes);
+        self.shared.wake_all();
+        if let Some(log) = self.shared.log.get() {
+            let what = "serve the pool: this node has handed it over to another one";
+            log.fail(Error::new(ErrorKind::Fenced, what));
+        }
+        true
     }
 
     /// Ends the senders.

@@ -36,6 +36,8 @@ struct Sent {
     full_at: Option<u64>,
     /// The LSN up to which everything was in the store, in the newest request with batches.
     tried_at: Lsn,
+    /// The member was told that the owner has resigned.
+    has_resigned: bool,
 }
 
 impl Sent {
@@ -219,6 +221,14 @@ fn next(shared: &Shared, member: &MemberId, sent: &mut Sent) -> Next {
     let Some(progress) = state.owner.progress(member).copied() else { return Next::End };
     if state.owner.superseded_by().is_some() {
         return Next::End;
+    }
+    if state.owner.has_resigned() {
+        // The link stays until the owner's side ends: a request that waits in it might not leave.
+        let is_first = !std::mem::replace(&mut sent.has_resigned, true);
+        return match is_first {
+            true => Next::Send(Request::Resign { epoch: state.owner.epoch() }, 0),
+            false => Next::Wait(options.silence),
+        };
     }
     // A member that lacked the predecessor has not carried out the request.
     sent.sync_requested = sent.sync_requested.min(progress.next.saturating_sub(1));

@@ -100,7 +100,7 @@ impl TakeOver {
         };
         let (_, index) = local.state().await?;
         let predecessor = match index.tail() == index.before() && tail != Position::START {
-            true => Some(self.predecessor(tail, local.id()).await),
+            true => Some(self.predecessor(tail, local.id()).await?),
             false => None,
         };
         drop((asking, heard));
@@ -179,16 +179,26 @@ impl TakeOver {
 impl TakeOver {
     /// Returns the batch at `tail` from a member that has it: the own log is empty and begins behind it.
     /// Waits until one answers.
-    async fn predecessor(&self, tail: Position, me: MemberId) -> Bytes {
+    ///
+    /// # Errors
+    /// `Fenced` if another node has won a later epoch.
+    async fn predecessor(&self, tail: Position, me: MemberId) -> Result<Bytes> {
         let after = Position { sequence: tail.sequence - 1, ..tail };
         loop {
             for member in self.configuration.members.iter().filter(|member| **member != me) {
                 let Ok(mut link) = self.peers.connect(*member).await else { continue };
                 let request = Request::Read { epoch: self.epoch, after };
-                if let Some(Answer::Batches { batches, .. }) = exchange(&mut link, request).await
-                    && let Some(batch) = batches.into_iter().find(|batch| batch.position == tail)
-                {
-                    return batch.bytes;
+                match exchange(&mut link, request).await {
+                    Some(Answer::Batches { batches, .. }) => {
+                        let mut found = batches.into_iter().filter(|one| one.position == tail);
+                        if let Some(batch) = found.next() {
+                            return Ok(batch.bytes);
+                        }
+                    }
+                    Some(Answer::Superseded { promised, .. }) if promised > self.epoch => {
+                        return Err(superseded(self.epoch, promised));
+                    }
+                    Some(_) | None => {}
                 }
             }
             tokio::time::sleep(CONNECT_RETRY).await;
@@ -206,12 +216,17 @@ impl TakeOver {
 }
 
 fn check_superseded(candidate: &Candidate) -> Result<()> {
-    let Some(later) = candidate.superseded_by() else { return Ok(()) };
+    match candidate.superseded_by() {
+        Some(later) => Err(superseded(candidate.epoch(), later)),
+        None => Ok(()),
+    }
+}
+
+fn superseded(epoch: Epoch, later: Epoch) -> Error {
     let what = format!(
-        "take the pool over with epoch {}: another node came first, with epoch {later}",
-        candidate.epoch()
+        "take the pool over with epoch {epoch}: another node came first, with epoch {later}"
     );
-    Err(Error::new(ErrorKind::Fenced, what))
+    Error::new(ErrorKind::Fenced, what)
 }
 
 /// Asks the member on this node until it promises: it does once the lease that it gave has run out. A

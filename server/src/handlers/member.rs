@@ -1,6 +1,7 @@
 //! Answers the command line on a node that does not own the pool.
 //!
-//! Invariant: it changes nothing of the pool; requests about the pool name its owner.
+//! Invariant: it changes nothing of the pool itself. Requests about the pool are passed on to its owner,
+//! and the others name it.
 
 use super::node;
 use crate::admin::AdminHandler;
@@ -53,10 +54,16 @@ impl AdminHandler for MemberAdmin {
                 self.roles.take_over()?;
                 Ok(Reply::Done { message: "this node takes the pool over".to_owned() })
             }
+            Request::Pool(PoolRequest::LastMove {}) => {
+                self.roles.last_move().await.map(Reply::Moved)
+            }
             Request::Node(request) => {
                 node::answer(Some(self.roles.cluster()), &self.roles.config().dir, request).await
             }
-            _ => Err(self.elsewhere().await),
+            request => match self.roles.ask_owner(request).await {
+                Some(answered) => answered,
+                None => Err(self.elsewhere().await),
+            },
         }
     }
 }

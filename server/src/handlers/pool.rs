@@ -1,7 +1,7 @@
 //! Requests about the pool as a whole.
 
 use super::{AdminPool, convert, name_of};
-use crate::roles::{Roles, add_member, members_of, remove_member};
+use crate::roles::{Roles, add_member, begin_move, members_of, remove_member};
 use api::Reply;
 use api::pool::PoolRequest;
 use block::{Error, ErrorKind, Result};
@@ -38,6 +38,18 @@ impl AdminPool {
             PoolRequest::TakeOver {} => {
                 Ok(Reply::Done { message: "this node owns the pool already".to_owned() })
             }
+            PoolRequest::Move { node } => {
+                if self.attachments.as_ref().is_some_and(|devices| devices.has_users()) {
+                    let what = format!(
+                        "move the pool to node {node}: volumes are devices of this machine (`spindle attach list`), which \
+                         would lose them; detach them, or attach them with `spindle attach --nbd URI,URI,…`"
+                    );
+                    return Err(Error::new(ErrorKind::Busy, what));
+                }
+                let message = begin_move(self.roles()?, open, &node).await?;
+                Ok(Reply::Done { message })
+            }
+            PoolRequest::LastMove {} => self.roles()?.last_move().await.map(Reply::Moved),
             PoolRequest::Stop {} => {
                 self.stop.send_replace(true);
                 Ok(Reply::Done { message: "stopping".to_owned() })

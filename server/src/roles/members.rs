@@ -22,13 +22,13 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// have to be reset, and its machine to write a whole ring.
 const STALL_MAX: Duration = Duration::from_secs(60);
 
-fn configuration_of(open: &OpenPool) -> Result<Configuration> {
+pub(super) fn configuration_of(open: &OpenPool) -> Result<Configuration> {
     open.ownership.manifest().configuration.clone().ok_or_else(|| {
         Error::new(ErrorKind::Invalid, "change the members: the pool's log has none")
     })
 }
 
-async fn owned_by(roles: &Roles) -> Result<OwnedLog> {
+pub(super) async fn owned_by(roles: &Roles) -> Result<OwnedLog> {
     let owned = match roles.member() {
         Some(members) => members.local().owned().await,
         None => None,

@@ -3,8 +3,12 @@
 //!
 //! Invariants:
 //! - A connection carries one question and one reply.
-//! - A node answers at once or refuses; nothing waits for a disk but the order to become a member.
+//! - A node answers at once or refuses; nothing waits for a disk but the order to become a member and a
+//!   request of the command line.
 
+use api::error::Failure;
+use api::pool::MoveInfo;
+use api::{Reply, Request};
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster::{Cluster, Connection, NodeId, Service};
@@ -41,10 +45,29 @@ pub(crate) enum Question {
         /// The pool.
         pool: Uuid,
     },
+    /// A request of the command line to the owner of the pool.
+    Ask {
+        /// The pool.
+        pool: Uuid,
+        /// The request.
+        request: Box<Request>,
+    },
+    /// Asks how the last hand-over from the node went.
+    LastMove {},
+}
+
+impl Question {
+    /// Longest time for which the node may think about it.
+    fn time_max(&self) -> Duration {
+        match self {
+            Question::Ask { request, .. } => request.timeout(),
+            _ => EXCHANGE_MAX,
+        }
+    }
 }
 
 /// The reply.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Answer {
     /// The node is a member, with this identity.
@@ -56,6 +79,21 @@ pub(crate) enum Answer {
     Role(Role),
     /// The order is carried out in the background.
     Begun {},
+    /// The reply to a request of the command line.
+    Reply {
+        /// The reply.
+        reply: Box<Reply>,
+    },
+    /// A request of the command line failed.
+    Failed {
+        /// The failure.
+        failure: Failure,
+    },
+    /// The last hand-over.
+    Moved {
+        /// How it went.
+        info: MoveInfo,
+    },
     /// The node refuses.
     Refused {
         /// The reason.
@@ -68,7 +106,10 @@ pub(crate) enum Answer {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Role {
     /// It owns the pool, or takes it over.
-    Owner {},
+    Owner {
+        /// It accepts clients.
+        is_serving: bool,
+    },
     /// It stores the log.
     Member {
         /// Milliseconds since it heard of an owner.
@@ -100,7 +141,7 @@ pub(crate) async fn ask(cluster: &Cluster, node: NodeId, question: &Question) ->
             }
         }
     };
-    timeout(EXCHANGE_MAX, exchange).await.unwrap_or_else(|_| {
+    timeout(question.time_max(), exchange).await.unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Unavailable, "ask a node: it does not answer"))
     })
 }
@@ -113,20 +154,26 @@ pub(crate) async fn answer<F>(
 where
     F: Future<Output = Result<Answer>>,
 {
-    let exchange = async {
-        let (mut reader, mut writer) = connection.into_frames();
-        let Some(frame) = reader.read().await?.filter(|frame| frame.kind == QUESTION) else {
-            return Ok(());
-        };
-        let answer = match decode(&frame.payload) {
-            Ok(question) => reply(question).await,
-            Err(error) => Err(error),
-        };
-        let answer = answer.unwrap_or_else(|error| Answer::Refused { text: error.chain() });
+    let (mut reader, mut writer) = connection.into_frames();
+    let frame = timeout(EXCHANGE_MAX, reader.read()).await.unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Unavailable, "answer a node: it sends no question"))
+    })?;
+    let Some(frame) = frame.filter(|frame| frame.kind == QUESTION) else { return Ok(()) };
+    let answer = match decode::<Question>(&frame.payload) {
+        Ok(question) => {
+            let time_max = question.time_max();
+            timeout(time_max, reply(question)).await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Unavailable, "answer a node: it took too long"))
+            })
+        }
+        Err(error) => Err(error),
+    };
+    let answer = answer.unwrap_or_else(|error| Answer::Refused { text: error.chain() });
+    let writing = async {
         writer.write(REPLY, 0, &[encode(&answer)?]).await?;
         writer.close().await
     };
-    timeout(EXCHANGE_MAX, exchange).await.unwrap_or_else(|_| {
+    timeout(EXCHANGE_MAX, writing).await.unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Unavailable, "answer a node: it does not read"))
     })
 }

@@ -14,7 +14,7 @@ use crate::overlay::Overlay;
 use crate::ring::batch_places::BatchPlaces;
 use crate::ring::drive::DirtyMark;
 use crate::ring::queue::{Group, Place, Placed, Queue, Ticket};
-use block::{Error, Lsn, Result, VolumeId};
+use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
@@ -328,7 +328,14 @@ impl SharedRing {
         if self.failure.set(error.clone()).is_err() {
             return;
         }
-        tracing::error!(error = %error.chain(), "the write log failed and accepts nothing more");
+        match error.kind() {
+            ErrorKind::Fenced => {
+                tracing::info!(error = %error.chain(), "the write log accepts nothing more");
+            }
+            _ => {
+                tracing::error!(error = %error.chain(), "the write log failed and accepts nothing more");
+            }
+        }
         self.queue.lock().clear();
         self.wake_all();
     }
@@ -450,7 +457,7 @@ mod tests {
     use crate::format::entry::EntryKind;
     use crate::options::NewEntry;
     use crate::seeded_bugs::SeededBugs;
-    use block::ErrorKind;
+
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
     use std::task::Wake;

@@ -305,6 +305,33 @@ fn promise_waits_for_the_longest_lease_also_after_a_start() {
 }
 
 #[test]
+fn owner_that_resigns_need_not_be_waited_for() {
+    let mut follower = follower();
+    let lease = Some(Lease { sent: 1, length: 300 });
+    let append = |epoch| Request::Append {
+        epoch: Epoch(epoch),
+        previous: position(1, 1),
+        batches: Vec::new(),
+        proven_at: None,
+        is_sync: false,
+        lease,
+        configuration: 0,
+        trim_lsn: Lsn::NONE,
+    };
+    let is_promised = |effects: Vec<Effect>| {
+        effects.iter().any(|effect| matches!(effect, Effect::Answer(Answer::Promised { .. })))
+    };
+    follower.on_request(1000, append(3));
+    assert_eq!(follower.on_request(1001, Request::Resign { epoch: Epoch(4) }), Vec::new());
+    let promise = |epoch| Request::Promise { epoch: Epoch(epoch) };
+    assert!(!is_promised(follower.clone().on_request(1002, promise(4))), "another owner's lease");
+    assert_eq!(follower.on_request(1001, Request::Resign { epoch: Epoch(3) }), Vec::new());
+    assert!(is_promised(follower.clone().on_request(1002, promise(4))));
+    follower.on_request(1003, append(3));
+    assert!(!is_promised(follower.on_request(1004, promise(4))), "a request that is late");
+}
+
+#[test]
 fn owner_on_the_same_node_writes_until_a_later_promise() {
     let mut follower = follower();
     follower.on_damage(2);

@@ -42,6 +42,8 @@ pub(super) struct Bounds {
     pub(super) repeats: u8,
     pub(super) changes: u8,
     pub(super) ticks: u8,
+    /// Owners give their leases up.
+    pub(super) resigns: u8,
     /// Length of a lease in ticks; 0: owners do not serve reads.
     pub(super) lease: u64,
     /// Leases get longer with every write.
@@ -78,6 +80,7 @@ impl Bounds {
         repeats: 0,
         changes: 0,
         ticks: 0,
+        resigns: 0,
         lease: 0,
         is_lease_growing: false,
         batches: 2,
@@ -131,6 +134,8 @@ pub(super) enum Action {
     BeginChange(usize, usize),
     /// The owner creates the link of its change; false: it does not learn of it.
     Record(usize, bool),
+    /// The owner gives its lease up.
+    Resign(usize),
     Tick,
 }
 
@@ -189,6 +194,7 @@ struct Used {
     repeats: u8,
     changes: u8,
     trims: u8,
+    resigns: u8,
     damages: u8,
     identities: u8,
     page_caches: u8,
@@ -332,6 +338,10 @@ impl World {
                 if owner.superseded_by().is_some() {
                     return None;
                 }
+                if owner.has_resigned() {
+                    let is_other = at != to && owner.progress(&target).is_some();
+                    return is_other.then_some(Request::Resign { epoch: owner.epoch() });
+                }
                 let log = node.follower.log();
                 let tail = log.tail().sequence;
                 let progress = *owner.progress(&target)?;
@@ -413,6 +423,7 @@ impl World {
             Action::AddLearner(at) => self.add_learner(at),
             Action::BeginChange(at, to) => self.begin_change(at, to),
             Action::Record(at, learns) => self.record(at, learns),
+            Action::Resign(at) => self.resign(at),
             Action::Tick => self.now += 1,
         }
         self.check(bounds);
@@ -566,6 +577,13 @@ impl World {
     fn own_request(&mut self, at: usize, request: Request, steps: usize) {
         let envelope = self.envelope(at, at, Message::Request(request));
         self.deliver(envelope, steps);
+    }
+
+    fn resign(&mut self, at: usize) {
+        self.used.resigns += 1;
+        if let Some(Node { role: Role::Owner(owner), .. }) = &mut self.machines[at].node {
+            owner.resign();
+        }
     }
 
     fn add_learner(&mut self, at: usize) {

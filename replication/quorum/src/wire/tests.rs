@@ -39,6 +39,7 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("append without batches", empty),
         ("reset", Request::Reset { epoch, before: position(0x14, 0x1234) }),
         ("promise", Request::Promise { epoch }),
+        ("resign", Request::Resign { epoch }),
         ("read", Request::Read { epoch, after: position(0x14, 0x1234) }),
     ]
 }
@@ -220,6 +221,7 @@ fn any_request() -> impl Strategy<Value = Request> {
         (number(), any_position())
             .prop_map(|(epoch, before)| Request::Reset { epoch: Epoch(epoch), before }),
         number().prop_map(|epoch| Request::Promise { epoch: Epoch(epoch) }),
+        number().prop_map(|epoch| Request::Resign { epoch: Epoch(epoch) }),
         (number(), any_position())
             .prop_map(|(epoch, after)| Request::Read { epoch: Epoch(epoch), after }),
     ]

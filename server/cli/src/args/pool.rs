@@ -56,6 +56,14 @@ pub enum PoolCommand {
     Members(MembersCommand),
     /// Let this node, which is a member, take the pool over from its owner
     TakeOver(PoolArgs),
+    /// Hand the pool over from this node, which owns it, to another member
+    Move {
+        /// Name or id of the node
+        node: String,
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
     /// Remove a pool, so that nothing can open it; it can be restored until it is purged
     Rm {
         /// The pool.
@@ -114,9 +122,10 @@ impl PoolCommand {
                 (pool, PoolRequest::RemoveMember { node: node.clone() })
             }
             PoolCommand::TakeOver(pool) => (pool, PoolRequest::TakeOver {}),
-            PoolCommand::Rm { .. } | PoolCommand::Restore { .. } | PoolCommand::Purge { .. } => {
-                return None;
-            }
+            PoolCommand::Move { .. }
+            | PoolCommand::Rm { .. }
+            | PoolCommand::Restore { .. }
+            | PoolCommand::Purge { .. } => return None,
         };
         Some((pool, Request::Pool(request)))
     }

@@ -7,10 +7,11 @@ use api::config::{ConfigInfo, ConfigRow, ExampleInfo, OptionInfo, VersionInfo};
 use api::copy::{CopyInfo, RecoveryPointInfo};
 use api::demo::{DemoInfo, LatencyInfo};
 use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver, RemoteDeviceInfo};
+use api::drill::{DrillInfo, DrillMove};
 use api::key::{KeySlotInfo, Secret, SlotKind};
 use api::member::{MemberInfo, MembersInfo};
 use api::node::NodeStatus;
-use api::pool::{FsckInfo, PoolPurged, PoolRemoved, PoolRestored};
+use api::pool::{FsckInfo, MoveInfo, PoolPurged, PoolRemoved, PoolRestored};
 use api::restore::{PoolFromCopy, RestoreInfo};
 use api::scrub::{BadSegmentInfo, ScrubInfo};
 use api::snapshot::{DiffExtent, DiffInfo, Keep, ScheduleInfo, ScheduledInfo, SnapshotInfo};
@@ -607,12 +608,28 @@ pub(super) fn about_pools() -> Cases {
             )],
         ),
         ("pool-take-over", vec![done("spindle pool take-over", "this node takes the pool over")]),
+        ("pool-move", vec![reply("spindle pool move b", Reply::Moved(moved()))]),
         ("pool-rm", vec![case("spindle pool rm", &gone, print::pool_removed)]),
         ("pool-restore", vec![case("spindle pool restore", &back, print::pool_restored)]),
         ("pool-purge", vec![case("spindle pool purge --now", &purged, purged_text)]),
         ("key-backup", vec![reply("spindle key backup --replace", recovery)]),
         ("key-rotate", vec![reply("spindle key rotate --new-passphrase-env P", rotated)]),
     ]
+}
+
+fn drill() -> DrillInfo {
+    let one = |from: &str, to: &str, pause_ms| DrillMove {
+        from: from.to_owned(),
+        to: to.to_owned(),
+        pause_ms,
+    };
+    let moves =
+        vec![one("a", "b", 212), one("b", "a", 198), one("a", "c", 240), one("c", "a", 205)];
+    DrillInfo::new("a".to_owned(), moves, 1000)
+}
+
+fn moved() -> MoveInfo {
+    MoveInfo { node: "b".to_owned(), pause_ms: Some(240), error: None }
 }
 
 fn members() -> MembersInfo {
@@ -779,6 +796,7 @@ pub(super) fn about_the_program() -> Cases {
                 &["nbd://127.0.0.1:10809/db", "nbd+unix:///db?socket=/d/nbd.sock"],
             )],
         ),
+        ("drill-fail-over", vec![case("spindle drill fail-over", &drill(), print::drill)]),
         ("demo", vec![case("spindle demo --exit", &demo, print::demo)]),
         ("config-show", vec![case("spindle config show --dir /d", &config, print::config)]),
         ("config-example", vec![case("spindle config example", &example, print::example)]),

@@ -2,7 +2,7 @@
 
 use super::table;
 use api::member::{MemberInfo, MembersInfo};
-use api::pool::{FsckInfo, PoolPurged, PoolRemoved, PoolRestored};
+use api::pool::{FsckInfo, MoveInfo, PoolPurged, PoolRemoved, PoolRestored};
 use block::quantities::{ByteSize, utc};
 use std::fmt::Write;
 use std::path::Path;
@@ -35,6 +35,17 @@ pub(super) fn members(info: &MembersInfo) -> String {
         }
     };
     format!("{}{quorum} of {count} members acknowledge a write: {safety}\n", table(&rows, &[2, 3]))
+}
+
+/// Describes a hand-over.
+#[must_use]
+pub fn moved(info: &MoveInfo) -> String {
+    let MoveInfo { node, pause_ms, error } = info;
+    match (pause_ms, error) {
+        (Some(pause), _) => format!("node {node} serves the pool, after a pause of {pause} ms\n"),
+        (None, Some(error)) => format!("node {node} does not serve the pool: {error}\n"),
+        (None, None) => format!("the pool is being handed over to node {node}\n"),
+    }
 }
 
 /// Describes the findings of fsck.

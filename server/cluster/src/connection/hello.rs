@@ -75,7 +75,9 @@ impl Service {
     #[must_use]
     pub fn payload_bytes_max(self) -> u32 {
         match self {
-            Service::Join | Service::Pool => 64 << 10,
+            Service::Join => 64 << 10,
+            // The reply to a request of the command line.
+            Service::Pool => (32 << 20) + (64 << 10),
             Service::Admissions => 8 << 20,
             Service::Member => (64 << 20) + (64 << 10),
             Service::Forward => 0,

@@ -12,6 +12,7 @@ use crate::failed_log;
 use crate::log_members::{LogMembers, LogTaken, OwnerRole};
 use crate::marks::{LOG_LOST, LOG_MADE, make_mark};
 use crate::restore::Restored;
+use crate::steps::Steps;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use control::manifest::{NodeDir, Ownership};
 use std::path::{Path, PathBuf};
@@ -38,6 +39,7 @@ pub(super) async fn open_log(
     config: &PoolConfig,
     taken: &Taken,
     (tier, restored): (&Tier, Option<&Restored>),
+    steps: &mut Steps,
 ) -> Result<LogFound> {
     let Taken { node, dir, store, keys, key, ownership, .. } = taken;
     if let Some(restored) = restored {
@@ -50,7 +52,9 @@ pub(super) async fn open_log(
     let members = config.log_members.as_ref().filter(|_| ownership.is_by_quorum());
     let (decided, is_log_lost) = match members {
         Some(members) => {
+            steps.end("scrub findings");
             let taken = ask(&**members, ownership, tier.destaged_lsn()).await?;
+            steps.end("members");
             (Some(taken), false)
         }
         None => {
@@ -59,7 +63,7 @@ pub(super) async fn open_log(
             (None, check_log_is_there(dir, &log_dir, ownership, node, destaged)?)
         }
     };
-    open_at(config, taken, tier, (decided, is_log_lost)).await
+    open_at(config, taken, tier, (decided, is_log_lost), steps).await
 }
 
 /// Opens the log where the members have decided that it ends, or by what the directory tells.
@@ -68,6 +72,7 @@ async fn open_at(
     taken: &Taken,
     tier: &Tier,
     (decided, is_log_lost): (Option<LogTaken>, bool),
+    steps: &mut Steps,
 ) -> Result<LogFound> {
     let Taken { node, dir, store, keys, key, ownership, .. } = taken;
     if is_log_lost {
@@ -103,8 +108,10 @@ async fn open_at(
             true => error.context(format!("pool {name} does not open with this log. {advice}")),
             false => error,
         })?;
+    steps.end("log");
     if let Some(role) = &role {
         role.opened(&log).await?;
+        steps.end("opening batch");
     }
     store.clean_unfinished(tiering::segment::FOLDER);
     make_mark(dir, LOG_MADE)?;

@@ -96,6 +96,9 @@ impl World {
                 if owner.is_open() && self.used.writes < bounds.writes {
                     actions.push(Action::Write(at));
                 }
+                if owner.is_open() && self.used.resigns < bounds.resigns {
+                    actions.push(Action::Resign(at));
+                }
                 let before = node.follower.log().before().sequence;
                 if self.used.trims < bounds.trims && owner.acknowledged() > before {
                     actions.push(Action::Trim(at));
