@@ -59,14 +59,19 @@ impl Nodes {
         self.nodes[node].json(&["pool", "members", "list"])
     }
 
-    /// Returns the node that owns the pool.
+    /// Returns the node that owns the pool. Each node passes the question on to it.
     fn owner(&self) -> usize {
         let begun = Instant::now();
         loop {
-            let owns = |node: &Daemon| {
-                node.is_running() && node.command(&["pool", "members", "list"]).status.success()
+            let said = |node: &Daemon| {
+                let args = ["pool", "members", "list", "-o", "json"];
+                let out = node.is_running().then(|| node.command(&args))?;
+                let info: serde_json::Value = serde_json::from_slice(&out.stdout).ok()?;
+                let members = info["members"].as_array()?;
+                let owner = members.iter().find(|member| member["is_owner"] == true)?;
+                NAMES.iter().position(|name| owner["node"] == *name)
             };
-            if let Some(owner) = self.nodes.iter().position(owns) {
+            if let Some(owner) = self.nodes.iter().find_map(said) {
                 return owner;
             }
             assert!(begun.elapsed() < WAIT_MAX, "no node owns the pool: {}", self.logs());
@@ -164,6 +169,60 @@ fn acknowledged_writes_survive_the_death_of_the_owner() {
         for number in 0..NAMES.len() {
             nodes.nodes[(next + number) % NAMES.len()].stop();
         }
+    }
+}
+
+#[test]
+fn pool_moves_without_a_failed_request() {
+    for seed in seeds(1) {
+        let nodes = Nodes::start();
+        let mut history = History::new(seed);
+        let (_, mut connections) = nodes.connect(0);
+        let mut owner = 0;
+        // Asked on the old owner, on the new one, and on the third.
+        for asked in [0, 2, 1] {
+            history.run_for(&mut connections, Duration::from_millis(300));
+            let next = (owner + 1) % NAMES.len();
+            let (ended, moved) = std::thread::scope(|scope| {
+                let writing = scope.spawn(|| {
+                    history.run_until_ended(&mut connections);
+                    Instant::now()
+                });
+                let moved = nodes.nodes[asked].json(&["pool", "move", NAMES[next]]);
+                (writing.join().expect("no write is refused"), moved)
+            });
+            let (way, opened) = nodes.connect(next);
+            connections = opened;
+            history.reissue(&mut connections);
+            let (pause, said) = (ended.elapsed(), &moved["pause_ms"]);
+            println!("to {}: {pause:?}, {said} ms between owners, by way of {way}", NAMES[next]);
+            assert!(said.as_u64().is_some_and(|ms| ms < 5000), "{moved}\n{}", nodes.logs());
+            assert_eq!(nodes.owner(), next, "{}", nodes.logs());
+            assert_eq!(history.prefix(&mut connections), history.count(), "{}", nodes.logs());
+            nodes.catch_up(next);
+            owner = next;
+        }
+        let refused = nodes.nodes[owner].command(&["pool", "move", NAMES[owner]]);
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(text.contains("owns the pool already"), "{text}");
+        let refused = nodes.nodes[owner].command(&["pool", "move", "d"]);
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(text.contains("is no member"), "{text}");
+        drop(connections);
+        let report = nodes.nodes[owner].place().join("report.json");
+        let report = report.to_str().expect("a path of letters");
+        let drill = nodes.nodes[owner].json(&["drill", "fail-over", "--report", report]);
+        println!("{drill}");
+        let moves = drill["moves"].as_array().expect("moves");
+        assert_eq!(moves.len(), 4, "{drill}");
+        assert!(moves.iter().all(|one| one["pause_ms"].as_u64().is_some_and(|ms| ms < 5000)));
+        assert_eq!(drill["owner"], NAMES[owner]);
+        let kept: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(report).expect("a report"))
+                .expect("JSON");
+        assert_eq!(kept, drill);
+        assert_eq!(nodes.owner(), owner);
+        assert_eq!(history.prefix(&mut nodes.connect(0).1), history.count());
     }
 }
 

@@ -68,14 +68,34 @@ impl History {
         let volume = usize::try_from(self.random.below(2)).expect("small");
         let count = self.random.between(1, 64);
         let sector = self.random.below(SECTORS - count);
-        let sequence = u64::try_from(self.writes.len()).expect("fits") + 1;
+        // The write may be carried out, whatever the answer.
+        self.writes.push((volume, sector, count));
+        self.send(connections).is_ok_and(|error| error == 0)
+    }
+
+    /// Sends the newest write. Returns the error of its reply, 0 for success.
+    fn send(&self, connections: &mut [Connection]) -> std::io::Result<u32> {
+        let sequence = u64::try_from(self.writes.len()).expect("fits");
+        let (volume, sector, count) = *self.writes.last().expect("there is one");
         let stamp = Stamp { volume: u8::try_from(volume).expect("small"), sector, sequence };
         let payload = stamped(self.run, stamp, usize::try_from(count).expect("small"));
         let length = u32::try_from(payload.len()).expect("small");
-        // The write may be carried out, whatever the answer.
-        self.writes.push((volume, sector, count));
-        let reply = connections[volume].call(CMD_WRITE, 0, sector * 512, length, &payload);
-        reply.is_ok_and(|reply| reply.error == 0)
+        let reply = connections[volume].call(CMD_WRITE, 0, sector * 512, length, &payload)?;
+        Ok(reply.error)
+    }
+
+    /// Writes until a connection ends; no write is refused. [`History::reissue`] continues.
+    pub fn run_until_ended(&mut self, connections: &mut [Connection]) {
+        while self.write(connections) {}
+        if let Ok(error) = self.send(connections) {
+            panic!("write {} was refused with error {error}", self.writes.len());
+        }
+    }
+
+    /// Sends the newest write again, as a client does that was not answered.
+    pub fn reissue(&self, connections: &mut [Connection]) {
+        let error = self.send(connections).expect("it is answered");
+        assert_eq!(error, 0, "write {} was refused", self.writes.len());
     }
 
     pub fn run_for(&mut self, connections: &mut [Connection], time: Duration) {

@@ -89,6 +89,8 @@ fn values_out_of_range_name_the_option_and_the_range() {
         ("[nbd]\nlisten = [\"0.0.0.0:10809\"]", "allow_plain_remote"),
         ("[nbd]\nlisten = [\"db.example:10809\"]", "allow_plain_remote"),
         ("[nbd.tls]\ncert = \"c\"\nkey = \"k\"\nclients = { a = [\"*\"] }", "client_ca"),
+        ("[log]\ndetection = \"100ms\"", "from 200ms to 60s"),
+        ("[log]\ndetection = \"61s\"", "from 200ms to 60s"),
         ("[keys]\nsource = \"passphrase\"", "exactly one of"),
         ("[keys]\nsource = \"command\"", "keys.command"),
         ("[keys]\nsource = \"recovery\"", "keys.recovery_file"),

@@ -458,6 +458,23 @@ async fn lease_runs_out_while_a_machine_is_suspended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn successor_need_not_wait_for_an_owner_that_resigns() {
+    // No lease runs out, as no time passes.
+    let cluster = Cluster::with_clock(Arc::new(ManualClock::new()));
+    let first = cluster.take_over(0, 1).await.unwrap();
+    assert!(!first.owned.resign(), "it has not opened");
+    first.open().await;
+    let sequence = first.write(1, false);
+    first.acknowledged(sequence).await;
+    until(|| first.replicas.has_lease()).await;
+    assert!(first.owned.resign());
+    assert!(!first.replicas.has_lease() && !first.owned.resign());
+    let second = cluster.take_over(1, 2).await.unwrap();
+    second.open().await;
+    assert_eq!(contents(&second.log), [0, 1, 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn owner_without_a_quorum_acknowledges_nothing_and_loses_its_lease() {
     let cluster = Cluster::new();
     let owner = cluster.take_over(0, 1).await.unwrap();
