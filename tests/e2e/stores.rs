@@ -65,12 +65,17 @@ impl History {
 
     /// Makes one more write; returns false when it was refused.
     fn write(&mut self, connections: &mut [Connection]) -> bool {
+        self.write_next(connections).is_ok_and(|error| error == 0)
+    }
+
+    /// Makes one more write. Returns the error of its reply, 0 for success.
+    fn write_next(&mut self, connections: &mut [Connection]) -> std::io::Result<u32> {
         let volume = usize::try_from(self.random.below(2)).expect("small");
         let count = self.random.between(1, 64);
         let sector = self.random.below(SECTORS - count);
         // The write may be carried out, whatever the answer.
         self.writes.push((volume, sector, count));
-        self.send(connections).is_ok_and(|error| error == 0)
+        self.send(connections)
     }
 
     /// Sends the newest write. Returns the error of its reply, 0 for success.
@@ -86,9 +91,8 @@ impl History {
 
     /// Writes until a connection ends; no write is refused. [`History::reissue`] continues.
     pub fn run_until_ended(&mut self, connections: &mut [Connection]) {
-        while self.write(connections) {}
-        if let Ok(error) = self.send(connections) {
-            panic!("write {} was refused with error {error}", self.writes.len());
+        while let Ok(error) = self.write_next(connections) {
+            assert_eq!(error, 0, "write {} was refused", self.writes.len());
         }
     }
 

@@ -84,10 +84,12 @@ pub(crate) async fn begin_move(roles: &Roles, open: &OpenPool, name: &str) -> Re
     loop {
         let wanted = owned.acknowledged();
         let status = owned.statuses().remove(&member.id).unwrap_or_default();
-        let has_come = status.is_connected && status.written.saturating_add(NEAR) >= wanted;
+        // What it has not synced it syncs before it serves, while clients wait.
+        let has_come = status.is_connected && status.synced.saturating_add(NEAR) >= wanted;
         if has_come {
             break;
         }
+        owned.replicas().want_sync(wanted);
         if clock.since(begun_at) > CATCH_UP_MAX {
             let behind = wanted.saturating_sub(status.written);
             let cause = status.error.unwrap_or_else(|| "it is too slow".to_owned());
@@ -103,7 +105,7 @@ pub(crate) async fn begin_move(roles: &Roles, open: &OpenPool, name: &str) -> Re
     Ok(format!("the pool moves to node {name}"))
 }
 
-/// Batches that the successor may lack when the hand-over begins: it fetches them. Chosen by hand.
+/// Batches that the successor may lack or not have synced when the hand-over begins. Chosen by hand.
 const NEAR: u64 = 64;
 
 impl Successor {
