@@ -36,6 +36,7 @@ use engine::config::PoolConfig;
 use engine::open_pool::OpenPool;
 use engine::opening::{self, Opening};
 use ensemble::{ClusterPeers, LocalMember, MemberService, OwnedOptions};
+use futures::FutureExt;
 use messages::{Answer, Question, Role};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
@@ -141,6 +142,9 @@ impl Roles {
         let mut dir = self.dir.lock();
         if dir.is_none() {
             *dir = Some(NodeDir::open(&self.pool.dir)?);
+            // Orders and moves of the time as the owner are void.
+            let _ = self.asked.notified().now_or_never();
+            self.successor.send_replace(None);
         }
         Ok(())
     }
@@ -152,7 +156,10 @@ impl Roles {
                         makes it one";
             return Err(Error::new(ErrorKind::Invalid, what));
         }
-        self.asked.notify_one();
+        // An order that comes twice would take the pool back later.
+        if self.dir.lock().is_some() {
+            self.asked.notify_one();
+        }
         Ok(())
     }
 

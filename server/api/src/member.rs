@@ -13,6 +13,14 @@ pub struct MembersInfo {
     pub degraded: String,
 }
 
+impl MembersInfo {
+    /// Losses of machines that an acknowledged write survives.
+    #[must_use]
+    pub fn losses(&self) -> u64 {
+        (self.members.len() as u64).min(self.quorum).saturating_sub(1)
+    }
+}
+
 /// A member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberInfo {

@@ -3,6 +3,7 @@
 //! Invariant: counters count since the start of the daemon unless they say otherwise.
 
 use crate::key::KeySlotInfo;
+use crate::member::MembersInfo;
 use crate::node::NodeStatus;
 use crate::restore::RestoreInfo;
 use crate::volume::DedupInfo;
@@ -34,8 +35,11 @@ pub struct StatusInfo {
     pub endpoints: Vec<String>,
     /// Number of volumes that are present.
     pub volume_count: u64,
-    /// Data that exists only on this machine.
+    /// Data that the store lacks: it is on this machine, or on those of the log's members.
     pub at_risk: AtRisk,
+    /// The members of the write log; absent for a log on one machine without a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub members: Option<MembersInfo>,
     /// The write log.
     pub log: LogInfo,
     /// The destage job.

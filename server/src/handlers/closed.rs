@@ -107,6 +107,7 @@ async fn status_of(pool: &ClosedPool) -> Result<StatusInfo> {
         endpoints: Vec::new(),
         volume_count: present.count() as u64,
         at_risk: AtRisk { oldest_seconds: 0.0, bytes: 0 },
+        members: None,
         log: LogInfo {
             used_bytes: 0,
             ring_bytes: pool.config.log.ring_bytes,

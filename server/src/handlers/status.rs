@@ -3,6 +3,7 @@
 use super::restore::restore_info;
 use super::volume::{dedup_info, ratio};
 use super::{AdminPool, convert, name_of, node};
+use crate::roles::members_of;
 use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DestageInfo, LogInfo, NbdInfo, SpaceInfo,
     StalledInfo, StatusInfo, TierInfo,
@@ -39,6 +40,10 @@ impl AdminPool {
             warnings.push(error.context("show the node").chain());
             None
         });
+        let members = match &self.roles {
+            Some(roles) if manifest.configuration.is_some() => members_of(roles, open).await.ok(),
+            _ => None,
+        };
         let spill_bytes: u64 = progress.stalled.values().map(|stalled| stalled.spill_bytes).sum();
         StatusInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -53,6 +58,7 @@ impl AdminPool {
             endpoints: self.endpoints.clone(),
             volume_count: open.pool.volumes().len() as u64,
             at_risk: AtRisk { oldest_seconds, bytes: log.undestaged_bytes + spill_bytes },
+            members,
             log: LogInfo {
                 used_bytes: log.used_bytes,
                 ring_bytes: log.ring_bytes,

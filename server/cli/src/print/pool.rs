@@ -27,8 +27,8 @@ pub(super) fn members(info: &MembersInfo) -> String {
     };
     let rows: Vec<Vec<String>> =
         std::iter::once(head).chain(info.members.iter().map(row)).collect();
-    let (count, quorum) = (info.members.len() as u64, info.quorum);
-    let safety = match count.min(quorum).saturating_sub(1) {
+    let (count, quorum) = (info.members.len(), info.quorum);
+    let safety = match info.losses() {
         0 => "a loss of this machine loses what the store lacks".to_owned(),
         losses => {
             format!("an acknowledged write survives the loss of any {losses} of {count} machines")

@@ -33,9 +33,10 @@ pub(super) fn status(info: &StatusInfo) -> String {
         (
             "at risk",
             format!(
-                "{:.1} s, {} (only on this machine)",
+                "{:.1} s, {} ({})",
                 info.at_risk.oldest_seconds,
-                size(info.at_risk.bytes)
+                size(info.at_risk.bytes),
+                at_risk_where(info)
             ),
         ),
         (
@@ -219,9 +220,53 @@ fn slots(info: &StatusInfo) -> String {
     slots.join(", ")
 }
 
+/// Describes the loss that would take the data that the store lacks.
+fn at_risk_where(info: &StatusInfo) -> String {
+    let Some(members) = &info.members else { return "only on this machine".to_owned() };
+    let count = members.members.len();
+    let safety = match members.losses() {
+        0 => "alone: a loss of this machine loses it".to_owned(),
+        losses => format!("survives the loss of any {losses} of {count} machines"),
+    };
+    let away: Vec<&str> = members
+        .members
+        .iter()
+        .filter(|member| !member.is_connected)
+        .map(|member| member.node.as_str())
+        .collect();
+    match away.is_empty() {
+        true => safety,
+        false => format!("{safety}; away: {}", away.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use api::member::{MemberInfo, MembersInfo};
+
+    #[test]
+    fn status_says_which_losses_the_log_survives() {
+        let member = |node: &str, is_connected| MemberInfo {
+            node: node.to_owned(),
+            id: String::new(),
+            is_owner: node == "a",
+            is_connected,
+            error: None,
+            behind: 0,
+            sent_bytes: 0,
+        };
+        let of = |members: Vec<MemberInfo>, quorum| {
+            let degraded = "block".to_owned();
+            let members = Some(MembersInfo { members, quorum, degraded });
+            at_risk_where(&StatusInfo { members, ..StatusInfo::default() })
+        };
+        assert_eq!(at_risk_where(&StatusInfo::default()), "only on this machine");
+        assert_eq!(of(vec![member("a", true)], 1), "alone: a loss of this machine loses it");
+        let three = |last| vec![member("a", true), member("b", true), member("c", last)];
+        assert_eq!(of(three(true), 2), "survives the loss of any 1 of 3 machines");
+        assert_eq!(of(three(false), 2), "survives the loss of any 1 of 3 machines; away: c");
+    }
 
     #[test]
     fn status_shows_data_at_risk_and_every_warning() {
