@@ -36,6 +36,7 @@ mod operator;
 mod postgres;
 mod power;
 mod providers;
+mod ride;
 mod scrub;
 mod shortage;
 mod snapshots;

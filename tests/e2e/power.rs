@@ -335,20 +335,20 @@ fn read_window(endpoint: &Endpoint, first: u64, count: usize) -> Result<Vec<u8>,
     Ok(bytes)
 }
 
-/// A false boot id for the daemon: each cut is another boot, though the guest keeps running.
-struct Boot(PathBuf);
+/// A false boot id for daemons: each cut is another boot, though the guest keeps running.
+pub(crate) struct Boot(PathBuf);
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 impl Boot {
-    fn new(place: &Place) -> Boot {
+    pub(crate) fn new(place: &Place) -> Boot {
         let path = place.join("boot_id");
         std::fs::copy(BOOT_ID, &path).expect("copy the boot id");
         run("mount", &["--bind", &path.display().to_string(), BOOT_ID]);
         Boot(path)
     }
 
-    fn again(&self, random: &mut Random) {
+    pub(crate) fn again(&self, random: &mut Random) {
         let (a, b) = (random.bits(), random.bits());
         let id = format!(
             "{:08x}-{:04x}-4{:03x}-8{:03x}-{:012x}\n",

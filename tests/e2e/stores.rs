@@ -64,7 +64,7 @@ impl History {
     }
 
     /// Makes one more write; returns false when it was refused.
-    fn write(&mut self, connections: &mut [Connection]) -> bool {
+    pub fn write(&mut self, connections: &mut [Connection]) -> bool {
         self.write_next(connections).is_ok_and(|error| error == 0)
     }
 
