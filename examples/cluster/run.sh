@@ -7,7 +7,7 @@
 #
 #   --store file|s3   a directory that the nodes share (default), or a MinIO that this script starts
 #   --s3 URL          an existing s3://bucket/prefix; endpoint and credentials from the AWS_* variables
-#   --client qemu|nbd the client of the disk: qemu-nbd, or the kernel's (the kernel's if it has one)
+#   --client qemu|nbd the client of the disk: qemu-nbd (default), or the kernel's by spindle attach
 #   --scale N         pgbench scale (5)             --clients N   (4)
 #   --seconds N       of load before and after each failure (8)
 #   --size SIZE       of the volume (4G)            --dir DIR     where everything goes (/var/tmp)
@@ -16,7 +16,7 @@
 set -euo pipefail
 
 repository=$(realpath "$(dirname "$0")/../..")
-store=file s3_url='' client='' scale=5 clients=4 seconds=8 size=4G dir=/var/tmp keep=''
+store=file s3_url='' client=qemu scale=5 clients=4 seconds=8 size=4G dir=/var/tmp keep=''
 spindle=$repository/target/release/spindle
 postgres_bin=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -1)
 volume=db
@@ -49,9 +49,6 @@ check_machine() {
 	[ "$(id -u)" = 0 ] || die 'network namespaces and mounts need root: run it with sudo'
 	[ -x "$spindle" ] || die "$spindle is not there; build it: cargo build --release"
 	case $store in file | s3) ;; *) die "no such store: $store" ;; esac
-	if [ -z "$client" ]; then
-		if [ -b /dev/nbd0 ]; then client=nbd; else client=qemu; fi
-	fi
 	local missing=() pair needed=(ip:iproute2 nsenter:util-linux mkfs.ext4:e2fsprogs mount:mount
 		"$postgres_bin/pg_amcheck:postgresql" "$postgres_bin/pgbench:postgresql")
 	case $client in
@@ -309,7 +306,8 @@ attach() {
 	case $client in nbd) attach_by_kernel ;; qemu) attach_by_qemu "$1" ;; esac
 }
 
-# The kernel's client, with all addresses. It changes to the next one when a connection ends.
+# By spindle and the kernel's client, with all addresses: it changes to the next one when a
+# connection ends.
 attach_by_kernel() {
 	local name uris=()
 	for name in "${nodes[@]}"; do uris+=("nbd://$(address "$name"):$nbd_port/$volume"); done
@@ -322,7 +320,7 @@ attach_by_kernel() {
 	disk=$(head -1 "$work/attached")
 }
 
-# Without it: one node <- qemu-nbd, which connects again and repeats what has no answer <- nbdfuse <-
+# Without the kernel's client: one node <- qemu-nbd, which connects again and repeats what has no answer <- nbdfuse <-
 # loop device. Direct I/O in every layer, so that nothing is cached below the file system.
 attach_by_qemu() {
 	local socket=$work/qemu.sock
