@@ -282,10 +282,10 @@ find_owner() {
 	while [ $SECONDS -lt $deadline ]; do
 		for name in "${nodes[@]}"; do
 			[ "$name" != "${1:-}" ] || continue
-			if ask "$name" pool members list >"$work/members" 2>/dev/null; then
-				owner=$name
-				return
-			fi
+			# Each node passes the question on to the owner.
+			ask "$name" pool members list >"$work/members" 2>/dev/null || continue
+			owner=$(awk '$2 == "owner" { print $1 }' "$work/members")
+			[ -z "$owner" ] || [ "$owner" = "${1:-}" ] || return 0
 		done
 		sleep 0.1
 	done
