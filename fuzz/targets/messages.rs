@@ -18,7 +18,7 @@ fn golden() -> Vec<Vec<u8>> {
     let text = corpus::text("replication/quorum/testdata/messages-v1.hex");
     let parts = text.split('[').skip(1).filter_map(|part| part.split_once(']'));
     let messages: Vec<Vec<u8>> = parts.map(|(_, digits)| corpus::from_hex(digits)).collect();
-    assert_eq!(messages.len(), 11, "each kind, and an append without batches");
+    assert_eq!(messages.len(), 12, "each kind, and an append without batches");
     messages
 }
 

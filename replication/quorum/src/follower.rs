@@ -82,6 +82,9 @@ pub struct Follower {
     synced: u64,
     /// No promise is answered before this time.
     held_until: u64,
+    /// Epoch of the owner for which promises are held back. Owners of earlier epochs have no lease by
+    /// then: it sends nothing before a recovery quorum has promised, which waits for the ends of theirs.
+    held_for: Epoch,
     /// Number of the newest configuration that an owner has announced.
     configuration: u64,
     seeded_bugs: SeededBugs,
@@ -147,7 +150,9 @@ impl Follower {
             false => now.saturating_add(hold(document.lease)),
         };
         let (synced, configuration) = (tail, 0);
-        let follower = Follower { document, log, synced, held_until, configuration, seeded_bugs };
+        let held_for = document.promised;
+        let follower =
+            Follower { document, log, synced, held_until, held_for, configuration, seeded_bugs };
         // What was read may be in a cache of the disk only.
         let mut effects = vec![Effect::Sync, Effect::Store(document)];
         effects.extend(damaged.map(|_| Effect::Cut(tail)));
@@ -193,13 +198,17 @@ impl Follower {
     /// Takes a request at `now`, in nanoseconds of the member's monotonic clock.
     pub fn on_request(&mut self, now: u64, request: Request) -> Vec<Effect> {
         let epoch = request.epoch();
+        if let Request::Resign { .. } = request {
+            self.on_resign(now, epoch);
+            return Vec::new();
+        }
         if epoch < self.document.promised {
             let promised = self.document.promised;
             return vec![Effect::Answer(Answer::Superseded { epoch, promised })];
         }
         match request {
             Request::Promise { .. } => self.on_promise(now, epoch),
-            Request::Resign { .. } => self.on_resign(now, epoch),
+            Request::Resign { .. } => Vec::new(),
             Request::Read { after, .. } => self.on_read(epoch, after),
             Request::Reset { before, .. } => self.on_reset(now, epoch, before),
             Request::Append {
@@ -262,6 +271,7 @@ impl Follower {
             effects.push(Effect::Store(self.document));
         }
         if lease.is_some() {
+            self.held_for = self.held_for.max(epoch);
             self.held_until = self.held_until.max(now.saturating_add(hold(self.document.lease)));
         }
     }
@@ -283,13 +293,11 @@ impl Follower {
         effects
     }
 
-    /// Ends the lease of the owner whose epoch this member has promised. Owners of earlier epochs have
-    /// none: the sender has opened, so a recovery quorum has waited for the ends of their leases.
-    fn on_resign(&mut self, now: u64, epoch: Epoch) -> Vec<Effect> {
-        if epoch == self.document.promised {
+    /// Ends the lease of the sender, also where its successor asked for a promise first.
+    fn on_resign(&mut self, now: u64, epoch: Epoch) {
+        if epoch == self.held_for {
             self.held_until = self.held_until.min(now);
         }
-        Vec::new()
     }
 
     fn on_read(&self, epoch: Epoch, after: Position) -> Vec<Effect> {
