@@ -10,6 +10,7 @@ mod drill;
 mod node;
 
 use crate::adapters::pool_volumes;
+use crate::demo::Demo;
 use crate::handlers;
 use crate::limits::{self, lock_memory};
 use crate::offline;
@@ -71,7 +72,7 @@ pub(crate) async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     }
     match &cli.command {
         Command::Serve(args) => serve(cli, args).await?,
-        Command::Demo(args) => demo(cli, args).await?,
+        Command::Demo(args) => return Ok(demo(cli, args).await?),
         Command::Fsck(args) => return fsck(cli, args).await,
         Command::Restore(args) => restore(cli, args).await?,
         Command::Copy(CopyCommand::Open(args)) => open_copy(cli, args).await?,
@@ -177,11 +178,15 @@ async fn open_copy(cli: &Cli, args: &CopyOpenArgs) -> Result<(), Failure> {
     Ok(crate::reader::serve_copy(&config, listen, from, announce).await?)
 }
 
-async fn demo(cli: &Cli, args: &DemoArgs) -> Result<()> {
+async fn demo(cli: &Cli, args: &DemoArgs) -> Result<ExitCode> {
     let binary = std::env::current_exe()
         .map_err(|error| Error::with_source(ErrorKind::Io, "find the spindle binary", error))?;
-    let (dir, is_short, format) = (args.dir.clone(), args.exit, cli.output);
-    tokio::task::spawn_blocking(move || crate::demo::run(dir.as_deref(), &binary, is_short, format))
+    let (args, output) = (args.clone(), cli.output);
+    let run = move || {
+        let (dir, node_count, is_short) = (args.dir.as_deref(), args.nodes, args.exit);
+        crate::demo::run(Demo { dir, binary: &binary, node_count, is_short, output })
+    };
+    tokio::task::spawn_blocking(run)
         .await
         .map_err(|error| Error::with_source(ErrorKind::Io, "run the demo", error))?
 }

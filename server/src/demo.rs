@@ -1,9 +1,48 @@
-//! `spindle demo`: a disk in five seconds, and a proof that it keeps the data written to it.
+//! `spindle demo`: a disk in five seconds, on one node or on three, and a proof that it keeps the data
+//! written to it.
+//!
+//! Invariants:
+//! - One daemon is killed hard, on purpose, in the middle; every answered write must be there afterwards.
+//! - All daemons end with the demo.
 
 mod client;
 mod daemon;
+mod fail_over;
+mod history;
+mod nodes;
 mod one_node;
 mod place;
 mod stop;
 
-pub use one_node::run;
+use block::Result;
+use cli::args::Output;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Settings of a demo.
+#[derive(Clone, Copy, Debug)]
+pub struct Demo<'a> {
+    /// Its directory; a temporary one by default.
+    pub dir: Option<&'a Path>,
+    /// The program that it runs as its daemons.
+    pub binary: &'a Path,
+    /// Number of nodes: 1 or 3.
+    pub node_count: u64,
+    /// It ends after the measurements.
+    pub is_short: bool,
+    /// With [`Output::Json`] it prints one document after the measurements, in place of its text.
+    pub output: Output,
+}
+
+/// Runs a demo until Ctrl-C, or with `is_short` until its end. Returns a failure if an acknowledged
+/// write was lost or a read was wrong.
+///
+/// # Errors
+/// Every failure to carry it out.
+pub fn run(demo: Demo<'_>) -> Result<ExitCode> {
+    let Demo { dir, binary, node_count, is_short, output } = demo;
+    match node_count {
+        1 => one_node::run(dir, binary, is_short, output).map(|()| ExitCode::SUCCESS),
+        _ => fail_over::run(demo),
+    }
+}

@@ -16,6 +16,7 @@ mod copies_parts;
 mod damage;
 mod dedicated_keys;
 mod dedup;
+mod demo;
 mod devices;
 mod devices_full_log;
 mod devices_many;

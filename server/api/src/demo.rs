@@ -1,4 +1,4 @@
-//! The document of `spindle demo`.
+//! The documents of `spindle demo`.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -33,4 +33,50 @@ pub struct LatencyInfo {
     pub median_us: f64,
     /// 99th percentile in microseconds.
     pub p99_us: f64,
+}
+
+/// Results of the demonstration on three nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailOverInfo {
+    /// Directory of the nodes and their store.
+    pub dir: PathBuf,
+    /// Name of the volume.
+    pub volume: String,
+    /// Each node.
+    pub nodes: Vec<DemoNodeInfo>,
+    /// Name of the node that owned the pool until it was killed.
+    pub owner_before: String,
+    /// Name of the node that owned it afterwards.
+    pub owner_after: String,
+    /// Name of the node that the client was connected to.
+    pub client_node: String,
+    /// Writes of 4 KiB that were acknowledged.
+    pub acknowledged_writes: u64,
+    /// Writes that the kill left without an answer. Each may be there or not.
+    pub unanswered_writes: u64,
+    /// Milliseconds from the last answer of one owner to the first answer of the next.
+    pub pause_ms: u64,
+    /// Blocks with acknowledged writes that held an earlier content.
+    pub lost_writes: u64,
+    /// Blocks that held anything that was never written there.
+    pub wrong_reads: u64,
+    /// Nothing was lost or wrong.
+    pub is_verified: bool,
+    /// Acknowledged batches that the killed node lacked.
+    pub missed_batches: u64,
+    /// Milliseconds from its start until it had them.
+    pub catch_up_ms: u64,
+}
+
+/// A node of the demonstration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DemoNodeInfo {
+    /// Its name.
+    pub name: String,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// URI of the volume by way of this node.
+    pub endpoint: String,
+    /// Number of its process.
+    pub process: u32,
 }

@@ -16,7 +16,7 @@ mod volume;
 
 pub use config::{config, example, version};
 pub use copy::restored_copy;
-pub use demo::demo;
+pub use demo::{demo, fail_over};
 pub use drill::drill;
 pub use node::{cluster_founded, cluster_joined};
 pub use pool::{fsck, pool_purged, pool_removed, pool_restored};

@@ -21,6 +21,7 @@ fn the_documented_command_lines_parse() {
         "spindle serve --dir /d",
         "spindle serve --dir /d --store s3://b/p --nbd 127.0.0.1:0 --nbd-unix /d/s --volume a=1G --volume b=2T -c spindle.toml --take-over",
         "spindle demo",
+        "spindle demo --nodes 3 --exit -o json",
         "spindle volume create db 100G --dir /d -o json",
         "spindle volume list --dir /d -o json",
         "spindle -o json volume show db --dir /d",
@@ -50,6 +51,9 @@ fn the_documented_command_lines_parse() {
     }
     for line in [
         "spindle",
+        "spindle demo --nodes 0",
+        "spindle demo --nodes 2",
+        "spindle demo --nodes 4",
         "spindle serve --volume db",
         "spindle serve --volume a/b=1G",
         "spindle serve --memory 1GB",

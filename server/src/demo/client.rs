@@ -7,9 +7,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// A client that runs one request at a time: enough to show the volume and to measure latencies.
+/// A connection to the demo's volume: one request at a time, or several writes in flight.
 pub(super) struct Client {
     stream: TcpStream,
+    /// Cookie of the newest request.
     cookie: u64,
 }
 
@@ -58,7 +59,8 @@ impl Client {
         })
     }
 
-    fn request(&mut self, kind: u16, offset: u64, length: usize, payload: &[u8]) -> Result<()> {
+    /// Sends a request, and returns its cookie.
+    fn send(&mut self, kind: u16, offset: u64, length: usize, payload: &[u8]) -> Result<u64> {
         self.cookie += 1;
         let mut header = wire::REQUEST_MAGIC.to_be_bytes().to_vec();
         header.extend(0u16.to_be_bytes()); // no flags
@@ -68,14 +70,39 @@ impl Client {
         header.extend(u32::try_from(length).expect("a demo request is small").to_be_bytes());
         header.extend_from_slice(payload);
         self.put(&header)?;
+        Ok(self.cookie)
+    }
+
+    /// Receives the header of the next reply, and returns its cookie.
+    fn receive(&mut self) -> Result<u64> {
         let reply: [u8; 16] = self.take()?;
-        let is_ours = reply[..4] == wire::SIMPLE_REPLY_MAGIC.to_be_bytes()
-            && reply[8..] == self.cookie.to_be_bytes();
-        match u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]]) {
-            0 if is_ours => Ok(()),
-            error if is_ours => Err(broken(&format!("request failed with error {error}"))),
-            _ => Err(broken("the reply is for another request")),
+        let [m0, m1, m2, m3, e0, e1, e2, e3, cookie @ ..] = reply;
+        if [m0, m1, m2, m3] != wire::SIMPLE_REPLY_MAGIC.to_be_bytes() {
+            return Err(broken("this is no reply"));
         }
+        match u32::from_be_bytes([e0, e1, e2, e3]) {
+            0 => Ok(u64::from_be_bytes(cookie)),
+            error => Err(broken(&format!("request failed with error {error}"))),
+        }
+    }
+
+    fn request(&mut self, kind: u16, offset: u64, length: usize, payload: &[u8]) -> Result<()> {
+        let sent = self.send(kind, offset, length, payload)?;
+        match self.receive()? == sent {
+            true => Ok(()),
+            false => Err(broken("the reply is for another request")),
+        }
+    }
+
+    /// Sends a write without waiting for its reply, and returns its cookie. [`Client::finish_write`]
+    /// receives the replies.
+    pub(super) fn begin_write(&mut self, offset: u64, payload: &[u8]) -> Result<u64> {
+        self.send(command::WRITE, offset, payload.len(), payload)
+    }
+
+    /// Receives the reply to any of the writes begun, and returns its cookie.
+    pub(super) fn finish_write(&mut self) -> Result<u64> {
+        self.receive()
     }
 
     pub(super) fn write(&mut self, offset: u64, payload: &[u8]) -> Result<()> {

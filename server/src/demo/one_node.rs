@@ -4,9 +4,9 @@
 //! there afterwards.
 
 use super::client::Client;
-use super::daemon::{Daemon, VOLUME, VOLUME_SIZE};
+use super::daemon::{Daemon, Launch, VOLUME, VOLUME_SIZE};
 use super::place::Place;
-use super::stop::stop_on_signals;
+use super::stop::Stop;
 use api::demo::{DemoInfo, LatencyInfo};
 use block::env::{Clock, SystemClock};
 use block::{Error, ErrorKind, Result};
@@ -23,23 +23,26 @@ const BLOCK_BYTES: usize = 4096;
 /// Requests per latency figure. Chosen by hand: a second or so.
 const LATENCY_COUNT: u64 = 2000;
 
-/// Runs the demo in `dir`, or in a temporary directory, until Ctrl-C.
-///
-/// With `is_short` it ends after the measurements. With [`Output::Json`] it prints one JSON document after
-/// the measurements, in place of its text.
+/// Runs the demo in `dir`, or in a temporary directory.
 ///
 /// # Errors
 /// Every failure; a read that differs from the data written is `Corrupt`.
-pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool, output: Output) -> Result<()> {
+pub(super) fn run(dir: Option<&Path>, binary: &Path, is_short: bool, output: Output) -> Result<()> {
     let is_json = output == Output::Json;
     let say = |text: String| {
         if !is_json {
             println!("{text}");
         }
     };
-    let stop = stop_on_signals()?;
+    let stop = Stop::on_signals()?;
     let place = Place::new(dir)?;
-    let mut daemon = Daemon::start(binary, &place.path, "127.0.0.1:0")?;
+    let mut launch = Launch {
+        binary: binary.to_owned(),
+        dir: place.path.clone(),
+        address: "127.0.0.1:0".to_owned(),
+        arguments: Vec::new(),
+    };
+    let mut daemon = Daemon::start(&launch, &stop)?;
     say(format!("A pool in {} with a volume of {VOLUME_SIZE}.", place.path.display()));
     let mut client = Client::connect(&daemon.address)?;
     let seconds = prove_write(&mut client)?;
@@ -48,11 +51,11 @@ pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool, output: Output) ->
          no flush."
     ));
     drop(client);
-    let address = daemon.address.clone();
+    launch.address.clone_from(&daemon.address);
     daemon.kill()?;
     say("Killed the daemon (kill -9), started it again …".to_owned());
     let started = SystemClock.now();
-    let mut daemon = Daemon::start(binary, &place.path, &address)?;
+    let mut daemon = Daemon::start(&launch, &stop)?;
     let opened = SystemClock.since(started);
     let mut client = Client::connect(&daemon.address)?;
     prove_read(&mut client)?;
@@ -80,12 +83,8 @@ pub fn run(dir: Option<&Path>, binary: &Path, is_short: bool, output: Output) ->
     if !is_json {
         print_what_is_next(&daemon, binary, &place.path);
     }
-    loop {
-        match stop.recv_timeout(Duration::from_millis(200)) {
-            Ok(()) => break,
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => daemon.check_running()?,
-            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
-        }
+    while !stop.wait(Duration::from_millis(200)) {
+        daemon.check_running()?;
     }
     say("Stopping.".to_owned());
     daemon.stop()

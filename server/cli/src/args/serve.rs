@@ -111,7 +111,18 @@ pub struct DemoArgs {
     /// Directory of the pool; by default a new one below the temporary directory
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
+    /// Number of nodes, 1 or 3; with 3 the node that owns the pool is killed, and another one serves it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_node_count)]
+    pub nodes: u64,
     /// End after the measurements instead of serving
     #[arg(long)]
     pub exit: bool,
+}
+
+fn parse_node_count(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(count @ (1 | 3)) => Ok(count),
+        Ok(2) => Err("a log on 2 machines survives the loss of neither; write 1 or 3".to_owned()),
+        _ => Err("write 1 or 3".to_owned()),
+    }
 }

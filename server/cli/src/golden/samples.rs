@@ -5,7 +5,7 @@ use crate::print;
 use api::Reply;
 use api::config::{ConfigInfo, ConfigRow, ExampleInfo, OptionInfo, VersionInfo};
 use api::copy::{CopyInfo, RecoveryPointInfo};
-use api::demo::{DemoInfo, LatencyInfo};
+use api::demo::{DemoInfo, DemoNodeInfo, FailOverInfo, LatencyInfo};
 use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver, RemoteDeviceInfo};
 use api::drill::{DrillInfo, DrillMove};
 use api::key::{KeySlotInfo, Secret, SlotKind};
@@ -27,6 +27,31 @@ type Cases = Vec<(&'static str, Vec<Case>)>;
 
 const POOL: &str = "11112222-3333-4444-5555-666677778888";
 const COPY: &str = "s3://far/copy";
+
+fn fail_over(lost_writes: u64) -> FailOverInfo {
+    let node = |name: &str, process| DemoNodeInfo {
+        name: name.to_owned(),
+        dir: Path::new("/d").join(name),
+        endpoint: format!("nbd://127.0.0.1:1080{process}/demo"),
+        process,
+    };
+    FailOverInfo {
+        dir: "/d".into(),
+        volume: "demo".to_owned(),
+        nodes: vec![node("a", 1), node("b", 2), node("c", 3)],
+        owner_before: "a".to_owned(),
+        owner_after: "c".to_owned(),
+        client_node: "b".to_owned(),
+        acknowledged_writes: 12_345,
+        unanswered_writes: 16,
+        pause_ms: 1530,
+        lost_writes,
+        wrong_reads: 0,
+        is_verified: lost_writes == 0,
+        missed_batches: 812,
+        catch_up_ms: 420,
+    }
+}
 
 /// A fixed moment, some seconds later than 2026-01-02 03:04:05 UTC.
 pub(super) fn moment(seconds: u64) -> u64 {
@@ -797,7 +822,14 @@ pub(super) fn about_the_program() -> Cases {
             )],
         ),
         ("drill-fail-over", vec![case("spindle drill fail-over", &drill(), print::drill)]),
-        ("demo", vec![case("spindle demo --exit", &demo, print::demo)]),
+        (
+            "demo",
+            vec![
+                case("spindle demo --exit", &demo, print::demo),
+                case("spindle demo --nodes 3 --exit", &fail_over(0), print::fail_over),
+                case("spindle demo --nodes 3 --exit", &fail_over(2), print::fail_over),
+            ],
+        ),
         ("config-show", vec![case("spindle config show --dir /d", &config, print::config)]),
         ("config-example", vec![case("spindle config example", &example, print::example)]),
         ("version", vec![case("spindle version", &version, print::version)]),
