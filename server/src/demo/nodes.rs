@@ -64,8 +64,7 @@ impl Nodes {
         for (number, address) in for_nodes.iter().enumerate().skip(1) {
             nodes.join(number, address, token.expose())?;
             nodes.restart(number, stop)?;
-            let node = NAMES[number].to_owned();
-            let _done = nodes.ask(0, &Request::Pool(PoolRequest::AddMember { node }))?;
+            nodes.add_member(number, stop)?;
             token = nodes.token()?;
         }
         Ok(nodes)
@@ -78,6 +77,21 @@ impl Nodes {
             Error::with_source(ErrorKind::Corrupt, "read the reply of `node init`", error)
         })?;
         Ok(founded.token.token)
+    }
+
+    /// Makes a node a member of the log. On a machine that is busy, the owner may change meanwhile.
+    fn add_member(&self, number: usize, stop: &Stop) -> Result<()> {
+        let begun = SystemClock.now();
+        loop {
+            let owner = self.owner(stop)?;
+            let node = NAMES[number].to_owned();
+            let asked = self.ask(owner, &Request::Pool(PoolRequest::AddMember { node }));
+            let Err(error) = asked else { return Ok(()) };
+            if SystemClock.since(begun) > WAIT_MAX {
+                return Err(error);
+            }
+            stop.pause(LOOK_PAUSE)?;
+        }
     }
 
     fn token(&self) -> Result<Secret> {
@@ -182,13 +196,12 @@ impl Nodes {
         })
     }
 
-    fn is_owner(&self, number: usize) -> bool {
-        self.0[number].daemon.is_some() && self.members(number).is_ok()
-    }
-
-    /// Returns the node that owns the pool, if one does at present.
+    /// Returns the node that owns the pool, if one does at present. Any node may pass the question on.
     pub(super) fn owner_now(&self) -> Option<usize> {
-        (0..self.0.len()).find(|number| self.is_owner(*number))
+        let runs = |number: &usize| self.0[*number].daemon.is_some();
+        let told = (0..self.0.len()).filter(runs).find_map(|number| self.members(number).ok())?;
+        let owner = told.members.into_iter().find(|member| member.is_owner)?;
+        self.0.iter().position(|node| node.name == owner.node).filter(runs)
     }
 
     /// Waits until a node owns the pool, and returns its number.
