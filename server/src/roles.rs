@@ -47,8 +47,9 @@ use uuid::Uuid;
 
 /// Pause between two looks at the silence. Chosen by hand.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
-/// Longest wait for the roles of other members. Chosen by hand: an owner that hangs is no owner.
-const ROLE_MAX: Duration = Duration::from_millis(500);
+/// Silences of an owner after which a candidate that does not come to serve the pool holds up another one
+/// no longer. Chosen by hand: ten seconds by default.
+const CANDIDATE_SILENCES: u32 = 10;
 /// Pause before the store is asked for the outcome of a change again. Chosen by hand.
 const OUTCOME_PAUSE: Duration = Duration::from_secs(1);
 
@@ -346,23 +347,34 @@ impl Roles {
             return Ok(false);
         }
         let mut asking = JoinSet::new();
+        // Less than the step to the next stand-in, which asks this one: an owner that hangs is no owner.
+        let time_max = self.detection / 4;
         for other in configuration.members.iter().filter(|other| other.id != member.id()) {
             let (cluster, node) = (self.cluster.clone(), NodeId(other.node));
             let question = Question::Role { pool: manifest.pool };
             asking.spawn(async move {
-                tokio::time::timeout(ROLE_MAX, messages::ask(&cluster, node, &question)).await
+                tokio::time::timeout(time_max, messages::ask(&cluster, node, &question)).await
             });
         }
+        // With this one.
+        let mut answering = 1;
         while let Some(asked) = asking.join_next().await {
             let Ok(Ok(Ok(Answer::Role(role)))) = asked else { continue };
             let hears_owner = match role {
-                Role::Owner { .. } => true,
+                Role::Owner { is_serving } => {
+                    is_serving || silence < self.detection * CANDIDATE_SILENCES
+                }
                 Role::Member { silence_ms } => Duration::from_millis(silence_ms) < self.detection,
-                Role::None {} => false,
+                Role::None {} => continue,
             };
             if hears_owner {
                 return Ok(false);
             }
+            answering += 1;
+        }
+        if answering < configuration.quorum {
+            // It would take the pool from an owner that others still reach, and could not serve it.
+            return Ok(false);
         }
         tracing::warn!(
             owner = %manifest.owner.host,

@@ -1,11 +1,13 @@
 //! Requests about the pool as a whole.
 
 use super::{AdminPool, convert, name_of};
+use crate::adapters::pool_volumes::Attachments;
 use crate::roles::{Roles, add_member, begin_move, members_of, remove_member};
 use api::Reply;
 use api::pool::PoolRequest;
 use block::{Error, ErrorKind, Result};
 use engine::open_pool::OpenPool;
+use std::sync::Arc;
 
 impl AdminPool {
     pub(super) async fn pool(&self, open: &OpenPool, request: PoolRequest) -> Result<Reply> {
@@ -39,10 +41,13 @@ impl AdminPool {
                 Ok(Reply::Done { message: "this node owns the pool already".to_owned() })
             }
             PoolRequest::Move { node } => {
-                if self.attachments.as_ref().is_some_and(|devices| devices.has_users()) {
+                let has_devices = |devices: &Arc<Attachments>| {
+                    devices.has_users() || !devices.volumes().clients().is_empty()
+                };
+                if self.attachments.as_ref().is_some_and(has_devices) {
                     let what = format!(
-                        "move the pool to node {node}: volumes are devices of this machine (`spindle attach list`), which \
-                         would lose them; detach them, or attach them with `spindle attach --nbd URI,URI,…`"
+                        "move the pool to node {node}: volumes are attached as devices (`spindle attach list`), which stay \
+                         with this node; detach them first"
                     );
                     return Err(Error::new(ErrorKind::Busy, what));
                 }

@@ -5,10 +5,11 @@
 //! - A connection that came over TCP reaches the owner's TCP socket, with its rules, or none; one that
 //!   came over a unix socket may reach either.
 //! - A client waits a bounded time for an owner. The number of clients is bounded.
+//! - A client's connection ends when another owner comes, also if the old one is only out of reach.
 
 use super::Roles;
 use async_trait::async_trait;
-use block::{Error, ErrorKind, Result};
+use block::{Epoch, Error, ErrorKind, Result};
 use cluster::{Connection, Handler, NodeId, PeerStream, Service};
 use nbd::{CLIENT_TIMEOUT, Listener, Plain};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +18,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -29,6 +30,8 @@ const OVER_UNIX: u8 = 2;
 const OWNER_WAIT: Duration = Duration::from_secs(15);
 /// Pause before the owner is looked for again. Chosen by hand: it adds to the pause of a client.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
+/// Longest time to connect to an owner. Chosen by hand: the pool may have another one.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Pause after the kernel could not give a connection (no file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -98,13 +101,36 @@ pub(crate) fn forward(
 ) -> JoinSet<()> {
     let permits = Arc::new(Semaphore::new(client_count_max));
     let mut tasks = JoinSet::new();
+    let epoch = watch::Sender::new(Epoch(0));
     for listener in listeners {
-        tasks.spawn(accept_all(Arc::clone(roles), Bound(Some(listener)), Arc::clone(&permits)));
+        let (roles, permits) = (Arc::clone(roles), Arc::clone(&permits));
+        tasks.spawn(accept_all(roles, Bound(Some(listener)), permits, epoch.subscribe()));
     }
+    tasks.spawn(watch_epoch(Arc::clone(roles), epoch));
     tasks
 }
 
-async fn accept_all(roles: Arc<Roles>, bound: Bound, permits: Arc<Semaphore>) {
+/// Sets `epoch` to the one that the member on this node has promised.
+async fn watch_epoch(roles: Arc<Roles>, epoch: watch::Sender<Epoch>) {
+    loop {
+        if let Some(member) = roles.member()
+            && let Ok((document, _)) = member.local().state().await
+            && *epoch.borrow() != document.promised
+        {
+            // The link of its owner is in the chain by now.
+            *roles.owner.lock().await = None;
+            epoch.send_replace(document.promised);
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+}
+
+async fn accept_all(
+    roles: Arc<Roles>,
+    bound: Bound,
+    permits: Arc<Semaphore>,
+    epoch: watch::Receiver<Epoch>,
+) {
     let Some(listener) = &bound.0 else { return };
     let kind = if listener.tcp_address().is_some() { OVER_TCP } else { OVER_UNIX };
     let mut clients = JoinSet::new();
@@ -112,9 +138,9 @@ async fn accept_all(roles: Arc<Roles>, bound: Bound, permits: Arc<Semaphore>) {
         while clients.try_join_next().is_some() {}
         match listener.accept_stream(CLIENT_TIMEOUT).await {
             Ok(client) => {
-                let roles = Arc::clone(&roles);
+                let (roles, mut epoch) = (Arc::clone(&roles), epoch.clone());
                 clients.spawn(async move {
-                    if let Err(error) = pass_on(&roles, client, kind).await {
+                    if let Err(error) = pass_on(&roles, client, kind, &mut epoch).await {
                         tracing::info!(
                             error = %error.chain(),
                             "the connection of a client to the owner of the pool ended"
@@ -131,7 +157,13 @@ async fn accept_all(roles: Arc<Roles>, bound: Bound, permits: Arc<Semaphore>) {
     }
 }
 
-async fn pass_on(roles: &Roles, mut client: Plain, kind: u8) -> Result<()> {
+async fn pass_on(
+    roles: &Roles,
+    mut client: Plain,
+    kind: u8,
+    epoch: &mut watch::Receiver<Epoch>,
+) -> Result<()> {
+    let begun = *epoch.borrow_and_update();
     let connecting = timeout(OWNER_WAIT, connect_to_owner(roles)).await;
     let mut owner = connecting.unwrap_or_else(|_| {
         let what = format!("pass a client on: no node has served the pool for {OWNER_WAIT:?}");
@@ -142,7 +174,14 @@ async fn pass_on(roles: &Roles, mut client: Plain, kind: u8) -> Result<()> {
         owner.flush().await?;
         copy_bidirectional(&mut client, &mut owner).await
     };
-    let passed = passing.await;
+    let passed = tokio::select! {
+        passed = passing => passed,
+        // Nothing is known of the first one before the member was asked.
+        Ok(_) = epoch.wait_for(|epoch| *epoch != begun && begun != Epoch(0)) => {
+            let what = "pass a client on: the pool gets another owner";
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        }
+    };
     passed.map(drop).map_err(|e| Error::with_source(ErrorKind::Io, "pass a client on", e))
 }
 
@@ -151,7 +190,10 @@ async fn connect_to_owner(roles: &Roles) -> Result<PeerStream> {
     loop {
         let (owner, pool) = owner_of(roles).await;
         if let Some(node) = owner {
-            let connected = roles.cluster().connect(node, Service::Forward, pool).await;
+            let connecting = roles.cluster().connect(node, Service::Forward, pool);
+            let connected = timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Unavailable, "connect to the owner: it does not answer"))
+            });
             match connected {
                 Ok(connection) => return Ok(connection.into_stream()),
                 Err(error) => {
