@@ -163,9 +163,9 @@ async fn pass_on(
     kind: u8,
     epoch: &mut watch::Receiver<Epoch>,
 ) -> Result<()> {
-    let begun = *epoch.borrow_and_update();
+    epoch.mark_unchanged();
     let connecting = timeout(OWNER_WAIT, connect_to_owner(roles)).await;
-    let mut owner = connecting.unwrap_or_else(|_| {
+    let (node, mut owner) = connecting.unwrap_or_else(|_| {
         let what = format!("pass a client on: no node has served the pool for {OWNER_WAIT:?}");
         Err(Error::new(ErrorKind::Unavailable, what))
     })?;
@@ -176,8 +176,7 @@ async fn pass_on(
     };
     let passed = tokio::select! {
         passed = passing => passed,
-        // Nothing is known of the first one before the member was asked.
-        Ok(_) = epoch.wait_for(|epoch| *epoch != begun && begun != Epoch(0)) => {
+        () = replaced(roles, node, epoch) => {
             let what = "pass a client on: the pool gets another owner";
             return Err(Error::new(ErrorKind::Unavailable, what));
         }
@@ -185,8 +184,25 @@ async fn pass_on(
     passed.map(drop).map_err(|e| Error::with_source(ErrorKind::Io, "pass a client on", e))
 }
 
+/// Resolves once another node than `node` owns the pool.
+async fn replaced(roles: &Roles, node: NodeId, epoch: &mut watch::Receiver<Epoch>) {
+    while epoch.changed().await.is_ok() {
+        let owner = loop {
+            match owner_of(roles).await {
+                (Some(owner), _) => break owner,
+                (None, _) => tokio::time::sleep(CONNECT_MAX).await,
+            }
+        };
+        if owner != node {
+            return;
+        }
+    }
+    // The node gives the clients up itself.
+    std::future::pending().await
+}
+
 /// Connects to the node that owns the pool, and waits for one.
-async fn connect_to_owner(roles: &Roles) -> Result<PeerStream> {
+async fn connect_to_owner(roles: &Roles) -> Result<(NodeId, PeerStream)> {
     loop {
         let (owner, pool) = owner_of(roles).await;
         if let Some(node) = owner {
@@ -195,7 +211,7 @@ async fn connect_to_owner(roles: &Roles) -> Result<PeerStream> {
                 Err(Error::new(ErrorKind::Unavailable, "connect to the owner: it does not answer"))
             });
             match connected {
-                Ok(connection) => return Ok(connection.into_stream()),
+                Ok(connection) => return Ok((node, connection.into_stream())),
                 Err(error) => {
                     tracing::debug!(%node, error = %error.chain(), "the pool has another owner");
                     let mut known = roles.owner.lock().await;
