@@ -45,8 +45,10 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-/// Pause between two looks at the silence. Chosen by hand.
+/// Pause between two looks at the silence, which grows by as much while this node may not take over: each
+/// look reads the store. Chosen by hand.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
+const LOOK_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Silences of an owner after which a candidate that does not come to serve the pool holds up another one
 /// no longer. Chosen by hand: ten seconds by default.
 const CANDIDATE_SILENCES: u32 = 10;
@@ -312,19 +314,21 @@ impl Roles {
     /// Resolves when this node is to take the pool over: it was asked to, or the owner is silent and it
     /// is this node's turn.
     pub(crate) async fn turn(&self) {
+        let mut pause = LOOK_PAUSE;
         loop {
             tokio::select! {
                 () = self.asked.notified() => return,
-                () = tokio::time::sleep(LOOK_PAUSE) => {}
+                () = tokio::time::sleep(pause) => {}
             }
             let Some(member) = self.member() else { continue };
             let Some(silence) = member.local().silence().await else { continue };
             if silence < self.detection {
+                pause = LOOK_PAUSE;
                 continue;
             }
             match self.may_take_over(&member, silence).await {
                 Ok(true) => return,
-                Ok(false) => {}
+                Ok(false) => pause = (pause + LOOK_PAUSE).min(LOOK_PAUSE_MAX),
                 Err(error) => {
                     tracing::warn!(
                         error = %error.chain(),
