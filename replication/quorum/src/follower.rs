@@ -295,7 +295,7 @@ impl Follower {
 
     /// Ends the lease of the sender, also where its successor asked for a promise first.
     fn on_resign(&mut self, now: u64, epoch: Epoch) {
-        if epoch == self.held_for {
+        if epoch == self.held_for || self.seeded_bugs.resign_of_any_epoch {
             self.held_until = self.held_until.min(now);
         }
     }

@@ -69,6 +69,12 @@ const LEASES: Bounds = Bounds { take_overs: 1, ticks: 5, lease: 2, ..Bounds::NON
 /// Leases that owners give up.
 const RESIGNED: Bounds =
     Bounds { take_overs: 2, ticks: 3, lease: 2, resigns: 2, writes: 1, losses: 0, ..Bounds::NONE };
+/// The resignation of an owner that arrives late, when the next one has a lease. Opening batches are its
+/// only writes.
+const RESIGNED_LATE: Bounds = Bounds { resigns: 1, ticks: 1, lease: 1, writes: 0, ..RESIGNED };
+/// Leases that owners give up, between crashes, and resignations that come twice.
+const RESIGNED_CRASHES: Bounds =
+    Bounds { take_overs: 1, resigns: 1, crashes: 1, repeats: 1, ..RESIGNED };
 /// Two members, of which one gives its lease up while the other may go on alone.
 const TWO_RESIGNED: Bounds = Bounds { resigns: 1, ..TWO_LEASES };
 /// Leases that get longer, and members that forget when they granted one.
@@ -134,6 +140,7 @@ const WORLDS: &[(&str, Bounds)] = &[
     ("changes", CHANGES),
     ("leases", LEASES),
     ("resigned", RESIGNED),
+    ("resigned, crashes", RESIGNED_CRASHES),
     ("two, resigned", TWO_RESIGNED),
     ("amnesia", AMNESIA),
     ("failure", FAILURE),
@@ -214,6 +221,7 @@ fn seeded_bugs_are_found() {
         ),
         ("read-without-lease", LEASES, of(|bugs| bugs.read_without_lease = true)),
         ("proven-too-early", RENEWAL, of(|bugs| bugs.proven_too_early = true)),
+        ("resign-of-any-epoch", RESIGNED_LATE, of(|bugs| bugs.resign_of_any_epoch = true)),
         ("resigned-reads", RESIGNED, of(|bugs| bugs.resigned_reads = true)),
         ("own-promise-unseen", LEASES, of(|bugs| bugs.own_promise_unseen = true)),
         ("lease-forgotten", FORGETFUL, of(|bugs| bugs.lease_forgotten = true)),

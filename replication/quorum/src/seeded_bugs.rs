@@ -17,6 +17,8 @@ block::seeded_bugs! {
     read_without_lease: "read-without-lease",
     /// An owner that has resigned goes on to serve reads.
     resigned_reads: "resigned-reads",
+    /// A member heeds the late resignation of an earlier owner.
+    resign_of_any_epoch: "resign-of-any-epoch",
     /// A flush waits for the owner's own disk only.
     own_sync_is_commit: "own-sync-is-commit",
     /// A member counts as complete once it has the opening batch, though it has answered for more.

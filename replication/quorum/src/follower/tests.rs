@@ -329,6 +329,8 @@ fn owner_that_resigns_need_not_be_waited_for() {
     assert!(is_promised(follower.clone().on_request(1002, promise(4))));
     follower.on_request(1003, append(3));
     assert!(!is_promised(follower.on_request(1004, promise(4))), "a request that is late");
+    follower.on_request(1004, Request::Resign { epoch: Epoch(2) });
+    assert!(!is_promised(follower.on_request(1004, promise(4))), "of an earlier owner");
     // The successor was faster than the message.
     follower.on_request(1005, Request::Resign { epoch: Epoch(3) });
     assert!(is_promised(follower.on_request(1005, promise(4))));
