@@ -51,6 +51,11 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "a_ring_that_is_larger_than_its_disk_is_a_condition",
     ),
     ("MemberAway", "tests/e2e/fail_over.rs", "missing_members_are_conditions_until_they_are_back"),
+    (
+        "MemberSlow",
+        "server/src/roles/watching.rs",
+        "slow_member_is_a_condition_until_it_is_quick_again",
+    ),
     ("QuorumLost", "tests/e2e/fail_over.rs", "missing_members_are_conditions_until_they_are_back"),
     (
         "DataAtRisk",

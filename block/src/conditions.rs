@@ -79,6 +79,8 @@ kinds! {
     LogSpace = "log-space",
     /// A member of the write log does not take part; subject: its node.
     MemberAway = "member-away",
+    /// A member of the write log answers far later than another one.
+    MemberSlow = "member-slow",
     /// Too few members of the write log answer; subject: the log.
     QuorumLost = "quorum-lost",
     /// The oldest write that exists only on this machine is too old; subject: the pool.

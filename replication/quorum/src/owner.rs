@@ -391,11 +391,10 @@ impl Owner {
         }
     }
 
-    /// Gives a change up. Only for a change whose link nobody has tried to create.
-    pub fn abort_change(&mut self) {
-        self.quorums.next = None;
+    /// Gives a learner up. A configuration that is held keeps it.
+    pub fn remove_learner(&mut self, node: MemberId) {
+        self.learner = self.learner.filter(|learner| *learner != node);
         self.set_members();
-        self.advance();
     }
 }
 

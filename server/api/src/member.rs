@@ -39,4 +39,8 @@ pub struct MemberInfo {
     pub behind: u64,
     /// Bytes of batches sent to it since the pool was opened.
     pub sent_bytes: u64,
+    /// Microseconds from a request to its answer, on average over about the last ten; absent for the
+    /// owner and before the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_us: Option<u64>,
 }

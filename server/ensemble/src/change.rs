@@ -76,9 +76,10 @@ impl OwnedLog {
         });
     }
 
-    /// Gives a change up whose link nobody has tried to create, and the node that was brought up.
-    pub fn abort_change(&self) {
-        self.change_owner(replication::Owner::abort_change);
+    /// Gives up a node that was brought up and is no member, nor becomes one by the change that is under
+    /// way.
+    pub fn give_up(&self, member: MemberId) {
+        self.change_owner(|owner| owner.remove_learner(member));
     }
 
     fn change_owner(&self, change: impl FnOnce(&mut replication::Owner)) {

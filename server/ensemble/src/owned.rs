@@ -97,6 +97,16 @@ pub struct MemberStatus {
     pub resets: u64,
     /// Bytes of batches sent to it, repeated ones included.
     pub sent_bytes: u64,
+    /// Time from a request to its answer, on average over about the last ten; `None` before the first.
+    pub answer_time: Option<Duration>,
+}
+
+impl MemberStatus {
+    /// Takes the time of one more answer.
+    pub(crate) fn on_answer(&mut self, took: Duration) {
+        let average = self.answer_time.map_or(took, |average| (average * 7 + took) / 8);
+        self.answer_time = Some(average);
+    }
 }
 
 /// What changes with each batch and answer.
@@ -306,9 +316,12 @@ impl Shared {
     }
 
     /// Takes an answer of a member.
-    pub(crate) fn on_answer(&self, member: &MemberId, answer: &Answer) {
+    pub(crate) fn on_answer(&self, member: &MemberId, answer: &Answer, took: Option<Duration>) {
         let (changes, fullness) = {
             let state = &mut *self.state.lock();
+            if let Some((status, took)) = state.statuses.get_mut(member).zip(took) {
+                status.on_answer(took);
+            }
             let was_full = state.owner.progress(member).is_some_and(|progress| progress.is_full);
             state.owner.on_answer(member, answer, &state.index);
             let is_full = state.owner.progress(member).is_some_and(|progress| progress.is_full);

@@ -23,8 +23,8 @@ const BATCHES_MAX: u64 = 256;
 /// What was sent over the present link.
 #[derive(Debug, Default)]
 struct Sent {
-    /// Bytes of the requests without an answer, oldest first.
-    under_way: VecDeque<usize>,
+    /// Bytes and times of the requests without an answer, oldest first.
+    under_way: VecDeque<(usize, u64)>,
     bytes: usize,
     /// A sync of everything up to this sequence was asked for, in a request with the batches up to it.
     sync_requested: u64,
@@ -41,16 +41,19 @@ struct Sent {
 }
 
 impl Sent {
-    fn on_answer(&mut self, now: u64) {
-        self.bytes -= self.under_way.pop_front().unwrap_or(0);
+    /// Returns the time since the request that is answered.
+    fn on_answer(&mut self, now: u64) -> Option<Duration> {
+        let (bytes, sent_at) = self.under_way.pop_front()?;
+        self.bytes -= bytes;
         self.answered_at = now;
+        Some(Duration::from_nanos(now.saturating_sub(sent_at)))
     }
 
     fn on_request(&mut self, now: u64, bytes: usize) {
         if self.under_way.is_empty() {
             self.answered_at = now;
         }
-        self.under_way.push_back(bytes);
+        self.under_way.push_back((bytes, now));
         self.bytes += bytes;
         self.last_at = Some(now);
     }
@@ -179,11 +182,11 @@ async fn converse(shared: &Arc<Shared>, member: MemberId, mut link: Link, wake: 
 
 fn take(shared: &Shared, member: &MemberId, sent: &mut Sent, answer: &Answer) {
     let now = shared.now();
-    sent.on_answer(now);
+    let took = sent.on_answer(now);
     if let Answer::Full { .. } = answer {
         sent.full_at = Some(now);
     }
-    shared.on_answer(member, answer);
+    shared.on_answer(member, answer, took);
 }
 
 /// Sends a request, and takes answers while the link has no room for it. Returns false if the link has

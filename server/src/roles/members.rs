@@ -75,7 +75,7 @@ pub(crate) async fn add_member(roles: &Roles, open: &OpenPool, name: &str) -> Re
         change(open, &owned, &next).await
     };
     if let Err(error) = changed.await {
-        owned.abort_change();
+        owned.give_up(id);
         return Err(error);
     }
     let (count, quorum) = (next.members.len(), next.quorum);
@@ -172,6 +172,10 @@ pub(crate) async fn members_of(roles: &Roles, open: &OpenPool) -> Result<Members
             error: status.as_ref().and_then(|status| status.error.clone()),
             behind: status.as_ref().map_or(0, |status| acknowledged.saturating_sub(status.written)),
             sent_bytes: status.as_ref().map_or(0, |status| status.sent_bytes),
+            answer_us: status
+                .as_ref()
+                .and_then(|status| status.answer_time)
+                .map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         }
     };
     Ok(MembersInfo {

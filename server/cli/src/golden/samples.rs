@@ -666,8 +666,9 @@ fn members() -> MembersInfo {
         error: None,
         behind: 0,
         sent_bytes: 3 << 30,
+        answer_us: Some(1234),
     };
-    let owner = MemberInfo { is_owner: true, sent_bytes: 0, ..member("a", 1) };
+    let owner = MemberInfo { is_owner: true, sent_bytes: 0, answer_us: None, ..member("a", 1) };
     let lost = MemberInfo {
         is_connected: false,
         error: Some("connect to node c: connection refused".to_owned()),

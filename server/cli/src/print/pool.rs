@@ -10,7 +10,7 @@ use std::path::Path;
 /// Lists the members of a pool's write log.
 #[must_use]
 pub(super) fn members(info: &MembersInfo) -> String {
-    let head = ["NODE", "ROLE", "BEHIND", "SENT", "STATE"].map(str::to_owned).to_vec();
+    let head = ["NODE", "ROLE", "BEHIND", "SENT", "ANSWERS", "STATE"].map(str::to_owned).to_vec();
     let row = |member: &MemberInfo| {
         let state = match (&member.error, member.is_connected) {
             (Some(error), _) => error.clone(),
@@ -22,6 +22,10 @@ pub(super) fn members(info: &MembersInfo) -> String {
             if member.is_owner { "owner" } else { "member" }.to_owned(),
             member.behind.to_string(),
             ByteSize(member.sent_bytes).rounded(),
+            match member.answer_us {
+                Some(time) => format!("{}.{} ms", time / 1000, time % 1000 / 100),
+                None => "-".to_owned(),
+            },
             state,
         ]
     };
@@ -34,7 +38,10 @@ pub(super) fn members(info: &MembersInfo) -> String {
             format!("an acknowledged write survives the loss of any {losses} of {count} machines")
         }
     };
-    format!("{}{quorum} of {count} members acknowledge a write: {safety}\n", table(&rows, &[2, 3]))
+    format!(
+        "{}{quorum} of {count} members acknowledge a write: {safety}\n",
+        table(&rows, &[2, 3, 4])
+    )
 }
 
 /// Describes a hand-over.

@@ -255,6 +255,7 @@ mod tests {
             error: None,
             behind: 0,
             sent_bytes: 0,
+            answer_us: None,
         };
         let of = |members: Vec<MemberInfo>, quorum| {
             let degraded = "block".to_owned();
