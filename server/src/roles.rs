@@ -26,7 +26,7 @@ use api::pool::MoveInfo;
 use asking::Desks;
 use async_trait::async_trait;
 use block::env::{Clock, SystemClock};
-use block::{Error, ErrorKind, Result};
+use block::{Epoch, Error, ErrorKind, Result};
 use cluster::{Cluster, Connection, Handler, NodeId, Service};
 use config::Config;
 use control::keys::KeyRing;
@@ -39,6 +39,7 @@ use ensemble::{ClusterPeers, LocalMember, MemberService, OwnedOptions};
 use futures::FutureExt;
 use messages::{Answer, Question, Role};
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
@@ -49,6 +50,8 @@ use uuid::Uuid;
 /// look reads the store. Chosen by hand.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 const LOOK_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Shortest time for an answer about a role: a connection with TLS to a busy node. Chosen by hand.
+const ROLE_MIN: Duration = Duration::from_millis(300);
 /// Silences of an owner after which a candidate that does not come to serve the pool holds up another one
 /// no longer. Chosen by hand: ten seconds by default.
 const CANDIDATE_SILENCES: u32 = 10;
@@ -81,6 +84,8 @@ pub(crate) struct Roles {
     moved_from: Mutex<Option<NodeId>>,
     /// Answers the requests of the command line on other nodes.
     desks: Desks,
+    /// The owner is silent, and too few members answer; it was logged.
+    is_alone: AtomicBool,
 }
 
 impl Roles {
@@ -103,6 +108,7 @@ impl Roles {
             last_move: Mutex::new(None),
             moved_from: Mutex::new(None),
             desks: Desks::default(),
+            is_alone: AtomicBool::new(false),
         });
         if let Some(pool) = pool {
             roles.start_member(pool).await?;
@@ -147,7 +153,9 @@ impl Roles {
             *dir = Some(NodeDir::open(&self.pool.dir)?);
             // Orders and moves of the time as the owner are void.
             let _ = self.asked.notified().now_or_never();
-            self.successor.send_replace(None);
+            if self.successor.send_replace(None).is_some() {
+                self.moved_not("this node ceased to serve the pool before");
+            }
         }
         Ok(())
     }
@@ -164,6 +172,22 @@ impl Roles {
             self.asked.notify_one();
         }
         Ok(())
+    }
+
+    /// Lets this node take the pool over from the owner of `epoch`, and no later one: an order may be late.
+    async fn take_over_from(&self, pool: Uuid, epoch: Epoch) -> Result<()> {
+        if let Some(member) = self.member() {
+            let is_known = match member.local().state().await {
+                Ok((document, _)) => document.promised > epoch,
+                Err(_) => false,
+            };
+            if is_known || member.local().pool() != pool {
+                let what =
+                    format!("take the pool over from epoch {epoch}: it has another owner by now");
+                return Err(Error::new(ErrorKind::Fenced, what));
+            }
+        }
+        self.take_over()
     }
 
     /// The settings of the pool.
@@ -323,6 +347,7 @@ impl Roles {
             let Some(member) = self.member() else { continue };
             let Some(silence) = member.local().silence().await else { continue };
             if silence < self.detection {
+                self.is_alone.store(false, Ordering::Relaxed);
                 pause = LOOK_PAUSE;
                 continue;
             }
@@ -346,18 +371,19 @@ impl Roles {
         let Some(rank) = rank(configuration, manifest.owner.node_id, member.id()) else {
             return Ok(false);
         };
-        // A take-over announces itself to the other members within the step.
-        if silence < self.detection + self.detection / 2 * rank {
+        // The stand-in before this one has asked the others by then, and says that it takes the pool over.
+        let role_max = (self.detection / 4).max(ROLE_MIN);
+        let step = (self.detection / 2).max(2 * role_max);
+        if silence < self.detection + step * rank {
             return Ok(false);
         }
         let mut asking = JoinSet::new();
-        // Less than the step to the next stand-in, which asks this one: an owner that hangs is no owner.
-        let time_max = self.detection / 4;
         for other in configuration.members.iter().filter(|other| other.id != member.id()) {
             let (cluster, node) = (self.cluster.clone(), NodeId(other.node));
             let question = Question::Role { pool: manifest.pool };
             asking.spawn(async move {
-                tokio::time::timeout(time_max, messages::ask(&cluster, node, &question)).await
+                // An owner that hangs is no owner.
+                tokio::time::timeout(role_max, messages::ask(&cluster, node, &question)).await
             });
         }
         // With this one.
@@ -378,6 +404,13 @@ impl Roles {
         }
         if answering < configuration.quorum {
             // It would take the pool from an owner that others still reach, and could not serve it.
+            if !self.is_alone.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    answering,
+                    needed = configuration.quorum,
+                    "the owner of the pool is silent, and too few members of its log answer; this node waits for them"
+                );
+            }
             return Ok(false);
         }
         tracing::warn!(
@@ -450,7 +483,9 @@ impl Handler for Answers {
                     roles.join(pool, &name).await.map(|id| Answer::Member { id })
                 }
                 Question::Role { pool } => Ok(Answer::Role(roles.role(pool).await)),
-                Question::TakeOver { pool: _ } => roles.take_over().map(|()| Answer::Begun {}),
+                Question::TakeOver { pool, epoch } => {
+                    roles.take_over_from(pool, Epoch(epoch)).await.map(|()| Answer::Begun {})
+                }
                 Question::Ask { pool, request } => roles.answer_passed_on(pool, *request).await,
                 Question::LastMove {} => roles.own_last_move().map(|info| Answer::Moved { info }),
             }

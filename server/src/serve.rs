@@ -37,7 +37,7 @@ use tokio::sync::watch;
 const STOP_GRACE: Duration = Duration::from_secs(10);
 /// Time that requests of the command line have to finish when a member takes the pool over: clients wait.
 /// Chosen by hand.
-const MEMBER_GRACE: Duration = Duration::from_millis(20);
+const MEMBER_GRACE: Duration = Duration::from_millis(100);
 /// Time for which requests get errors after the write log has failed, before connections end with the daemon. A client
 /// that only loses its connection may come back and continue as if nothing had happened; one that gets an error does
 /// not. Chosen by hand: most clients send a request in that time.
@@ -122,6 +122,7 @@ async fn run_node(
         let begun = config.pool().clock.now();
         let served = serve_pool(config, terms, signals, &announce).await;
         roles.set_sockets(None);
+        roles.close_desk().await;
         roles.lock_dir()?;
         (opens_at_once, opening) = (false, Opening::OrNew);
         if config.pool().clock.since(begun) > RETRY_MAX {
@@ -289,6 +290,8 @@ async fn serve_pool(
         (Some(successor), Some(roles)) => {
             let clock = Arc::clone(&open.config.clock);
             let paused_at = clock.now();
+            // From now on stand-ins do not wait for this node, and clients are not sent here.
+            roles.set_sockets(None);
             stop.send_replace(true);
             server.stop(STOP_GRACE);
             while serving.join_next().await.is_some() {}
@@ -296,6 +299,9 @@ async fn serve_pool(
         }
         _ => lost,
     };
+    if let Some(roles) = roles.filter(|_| lost.is_some()) {
+        roles.set_sockets(None);
+    }
     let is_fenced = lost.as_ref().is_some_and(|lost| lost.kind() == ErrorKind::Fenced);
     if roles.is_none() || !is_fenced {
         closing::end_at_once_on_another(std::mem::replace(signals, Signals::new()?), spare_count);

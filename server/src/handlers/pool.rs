@@ -41,17 +41,17 @@ impl AdminPool {
                 Ok(Reply::Done { message: "this node owns the pool already".to_owned() })
             }
             PoolRequest::Move { node } => {
-                let has_devices = |devices: &Arc<Attachments>| {
-                    devices.has_users() || !devices.volumes().clients().is_empty()
+                let check = || match self.has_devices() {
+                    true => {
+                        let what = format!(
+                            "move the pool to node {node}: volumes are attached as devices (`spindle attach list`), which \
+                             stay with this node; detach them first"
+                        );
+                        Err(Error::new(ErrorKind::Busy, what))
+                    }
+                    false => Ok(()),
                 };
-                if self.attachments.as_ref().is_some_and(has_devices) {
-                    let what = format!(
-                        "move the pool to node {node}: volumes are attached as devices (`spindle attach list`), which stay \
-                         with this node; detach them first"
-                    );
-                    return Err(Error::new(ErrorKind::Busy, what));
-                }
-                let message = begin_move(self.roles()?, open, &node).await?;
+                let message = begin_move(self.roles()?, open, &node, check).await?;
                 Ok(Reply::Done { message })
             }
             PoolRequest::LastMove {} => self.roles()?.last_move().await.map(Reply::Moved),
@@ -64,6 +64,13 @@ impl AdminPool {
 }
 
 impl AdminPool {
+    /// Whether a volume is a device, here or of a client that has registered.
+    fn has_devices(&self) -> bool {
+        self.attachments.as_ref().is_some_and(|devices: &Arc<Attachments>| {
+            devices.has_users() || !devices.volumes().clients().is_empty()
+        })
+    }
+
     /// The node's roles.
     fn roles(&self) -> Result<&Roles> {
         self.roles.as_deref().ok_or_else(|| {

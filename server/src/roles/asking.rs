@@ -3,7 +3,8 @@
 //! Invariants:
 //! - Only requests about the pool are passed on. Those about a node, its devices, its files or secrets
 //!   stay where they were made.
-//! - A request that another node passed on ends before the pool is closed.
+//! - A request that another node passed on is carried out completely, also if the node no longer waits. It
+//!   ends before the pool is closed.
 
 use super::Roles;
 use super::messages::{self, Answer, Question};
@@ -26,7 +27,7 @@ pub(crate) trait Desk: Send + Sync + 'static {
 /// The place of the desk while this node serves the pool.
 #[derive(Default)]
 pub(super) struct Desks {
-    desk: RwLock<Option<Arc<dyn Desk>>>,
+    desk: Arc<RwLock<Option<Arc<dyn Desk>>>>,
     closes: watch::Sender<bool>,
 }
 
@@ -69,7 +70,7 @@ impl Roles {
         let is_move = matches!(&request, Request::Pool(PoolRequest::Move { .. }));
         let question = Question::Ask { pool: manifest.pool, request: Box::new(request) };
         let answered = messages::ask(&self.cluster, NodeId(member.node), &question).await;
-        if is_move && answered.is_ok() {
+        if is_move && matches!(answered, Ok(Answer::Reply { .. })) {
             *self.moved_from.lock() = Some(NodeId(member.node));
         }
         Some(answered.and_then(|answer| match answer {
@@ -98,18 +99,27 @@ impl Roles {
     pub(super) async fn answer_passed_on(&self, pool: Uuid, request: Request) -> Result<Answer> {
         let is_ours = self.member().is_some_and(|member| member.local().pool() == pool);
         let mut closes = self.desks.closes.subscribe();
-        let desk = self.desks.desk.read().await;
-        let Some(desk) = desk.as_ref().filter(|_| is_ours && concerns_pool(&request)) else {
+        let guard = Arc::clone(&self.desks.desk).read_owned().await;
+        let found = guard.clone().filter(|_| is_ours && concerns_pool(&request));
+        let Some(desk) = found else {
             let what = "answer for the pool: this node does not serve it";
             return Err(Error::new(ErrorKind::Unavailable, what));
         };
-        let answered = tokio::select! {
-            answered = desk.answer(request) => answered,
-            _ = closes.wait_for(|closes| *closes) => {
-                let what = "answer for the pool: this node ceases to serve it; ask again";
-                Err(Error::new(ErrorKind::Unavailable, what))
+        // A change of the members that is dropped halfway would leave two configurations.
+        let answering = tokio::spawn(async move {
+            let _guard = guard;
+            tokio::select! {
+                biased;
+                answered = desk.answer(request) => answered,
+                _ = closes.wait_for(|closes| *closes) => {
+                    let what = "answer for the pool: this node ceases to serve it; ask again";
+                    Err(Error::new(ErrorKind::Unavailable, what))
+                }
             }
-        };
+        });
+        let answered = answering.await.unwrap_or_else(|error| {
+            Err(Error::with_source(ErrorKind::Io, "answer for the pool", error))
+        });
         Ok(match answered {
             Ok(reply) => Answer::Reply { reply: Box::new(reply) },
             Err(error) => Answer::Failed { failure: (&error).into() },

@@ -40,10 +40,12 @@ pub(crate) enum Question {
         /// The pool.
         pool: Uuid,
     },
-    /// Lets the node take the pool over.
+    /// Lets the node take the pool over, from the owner of this epoch.
     TakeOver {
         /// The pool.
         pool: Uuid,
+        /// The epoch.
+        epoch: u64,
     },
     /// A request of the command line to the owner of the pool.
     Ask {

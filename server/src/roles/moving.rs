@@ -31,6 +31,8 @@ const ORDER_ATTEMPTS: u32 = 3;
 #[derive(Clone, Debug)]
 pub(crate) struct Successor {
     pool: Uuid,
+    /// The epoch of this node.
+    epoch: u64,
     node: NodeId,
     /// Its name.
     pub(crate) name: String,
@@ -40,16 +42,24 @@ pub(crate) struct Successor {
 ///
 /// # Errors
 /// `Invalid`, `NotFound` or `Unavailable` if the node cannot get the pool; `Busy` while the members
-/// change. The pool is served as before.
-pub(crate) async fn begin_move(roles: &Roles, open: &OpenPool, name: &str) -> Result<String> {
+/// change; the errors of `check`, which is asked at the beginning and just before the pool leaves. The pool
+/// is then served as before.
+pub(crate) async fn begin_move(
+    roles: &Roles,
+    open: &OpenPool,
+    name: &str,
+    check: impl Fn() -> Result<()>,
+) -> Result<String> {
+    check()?;
     let refuse =
         |kind, why: String| Err(Error::new(kind, format!("move the pool to node {name}: {why}")));
     let Ok(_no_change) = roles.changes.try_lock() else {
-        return refuse(
-            ErrorKind::Busy,
-            "the members of its log are being changed; try again".to_owned(),
-        );
+        let why = "its members are being changed, or it is being moved; try again later";
+        return refuse(ErrorKind::Busy, why.to_owned());
     };
+    if let Some(successor) = &*roles.successor.borrow() {
+        return refuse(ErrorKind::Busy, format!("it moves to node {} right now", successor.name));
+    }
     let (owned, manifest) = (members::owned_by(roles).await?, open.ownership.manifest());
     let configuration = members::configuration_of(open)?;
     let is_named = |member: &&control::manifest::Member| {
@@ -64,6 +74,7 @@ pub(crate) async fn begin_move(roles: &Roles, open: &OpenPool, name: &str) -> Re
     }
     let successor = Successor {
         pool: manifest.pool,
+        epoch: manifest.epoch,
         node: NodeId(member.node),
         name: member.node_name.clone(),
     };
@@ -98,6 +109,7 @@ pub(crate) async fn begin_move(roles: &Roles, open: &OpenPool, name: &str) -> Re
         }
         tokio::time::sleep(LOOK_PAUSE).await;
     }
+    check()?;
     *roles.moved_from.lock() = None;
     *roles.last_move.lock() =
         Some(MoveInfo { node: successor.name.clone(), pause_ms: None, error: None });
@@ -123,7 +135,7 @@ impl Successor {
     async fn order(&self, roles: &Roles) -> Result<()> {
         let mut attempts_left = ORDER_ATTEMPTS;
         loop {
-            let question = Question::TakeOver { pool: self.pool };
+            let question = Question::TakeOver { pool: self.pool, epoch: self.epoch };
             match messages::ask(roles.cluster(), self.node, &question).await {
                 Ok(_) => return Ok(()),
                 Err(error) if attempts_left == 0 => return Err(error),
@@ -207,6 +219,13 @@ impl Roles {
             *roles.last_move.lock() = Some(info);
         });
         Error::new(ErrorKind::Fenced, what)
+    }
+
+    /// Notes that the last hand-over did not take place.
+    pub(super) fn moved_not(&self, why: &str) {
+        if let Some(info) = &mut *self.last_move.lock() {
+            info.error = Some(format!("move the pool to node {}: {why}", info.node));
+        }
     }
 
     /// The last hand-over from this node.
