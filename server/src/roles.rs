@@ -52,6 +52,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(50);
 const LOOK_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Shortest time for an answer about a role: a connection with TLS to a busy node. Chosen by hand.
 const ROLE_MIN: Duration = Duration::from_millis(300);
+/// Attempts to lock the directory of this node. Chosen by hand: ten seconds.
+const LOCK_ATTEMPTS: u32 = 200;
 /// Silences of an owner after which a candidate that does not come to serve the pool holds up another one
 /// no longer. Chosen by hand: ten seconds by default.
 const CANDIDATE_SILENCES: u32 = 10;
@@ -146,8 +148,21 @@ impl Roles {
         *self.dir.lock() = None;
     }
 
-    /// Locks the directory again.
-    pub(crate) fn lock_dir(&self) -> Result<()> {
+    /// Locks the directory again. A command that found no daemon may have it for a moment.
+    pub(crate) async fn lock_dir(&self) -> Result<()> {
+        let mut attempts_left = LOCK_ATTEMPTS;
+        loop {
+            match self.try_lock_dir() {
+                Err(error) if error.kind() == ErrorKind::Busy && attempts_left > 0 => {
+                    attempts_left -= 1;
+                    tokio::time::sleep(LOOK_PAUSE).await;
+                }
+                locked => return locked,
+            }
+        }
+    }
+
+    fn try_lock_dir(&self) -> Result<()> {
         let mut dir = self.dir.lock();
         if dir.is_none() {
             *dir = Some(NodeDir::open(&self.pool.dir)?);
@@ -312,7 +327,7 @@ impl Roles {
         let founded = self.found_log_of(&open).await;
         let pool = open.ownership.manifest().pool;
         let closed = open.close().await;
-        self.lock_dir()?;
+        self.lock_dir().await?;
         founded.and(closed)?;
         self.start_member(pool).await
     }

@@ -123,7 +123,7 @@ async fn run_node(
         let served = serve_pool(config, terms, signals, &announce).await;
         roles.set_sockets(None);
         roles.close_desk().await;
-        roles.lock_dir()?;
+        roles.lock_dir().await?;
         (opens_at_once, opening) = (false, Opening::OrNew);
         if config.pool().clock.since(begun) > RETRY_MAX {
             pause = Duration::from_millis(500);
