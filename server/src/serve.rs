@@ -294,7 +294,9 @@ async fn serve_pool(
             roles.set_sockets(None);
             stop.send_replace(true);
             server.stop(STOP_GRACE);
-            while serving.join_next().await.is_some() {}
+            while let Some(ended) = serving.join_next().await {
+                ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))?;
+            }
             Some(roles.hand_over(successor, clock, paused_at).await)
         }
         _ => lost,

@@ -51,6 +51,12 @@ fn number_after(line: &str, words: &str) -> i32 {
     rest.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a number")
 }
 
+/// Whether nodes have reported nothing but that another one took the pool from them: on a machine too
+/// busy for heartbeats, the owner counts as silent.
+fn has_only_fences(errors: &str) -> bool {
+    errors.lines().all(|line| line.contains("Fenced") || line.contains("another node"))
+}
+
 /// Kills a node, whose number the demonstration has printed.
 fn kill(process: i32) {
     kill_process(Pid::from_raw(process).expect("a process"), Signal::KILL).expect("it runs");
@@ -65,8 +71,7 @@ fn fail_over_of_the_demonstration_loses_nothing() {
     let shown = output(&path, &arguments);
     let (out, err) =
         (String::from_utf8_lossy(&shown.stdout), String::from_utf8_lossy(&shown.stderr));
-    // Nodes may report errors of a busy machine, such as an owner that was silent for too long.
-    assert!(shown.status.success(), "{out}\n{err}");
+    assert!(shown.status.success() && has_only_fences(&err), "{out}\n{err}");
     let info: Value = serde_json::from_str(&out).expect("one JSON document");
     println!("{info}");
     assert_eq!((&info["lost_writes"], &info["wrong_reads"]), (&0.into(), &0.into()), "{info}");
@@ -102,7 +107,7 @@ fn interrupted_demonstration_leaves_no_node_and_no_directory() {
     kill_process_group(group, Signal::INT).expect("it is there");
     let status = demo.wait(WAIT_MAX).expect("it ends");
     let said = std::fs::read_to_string(&errors).expect("read a file");
-    assert!(status.success(), "{status}: {said}");
+    assert!(status.success() && has_only_fences(&said), "{status}: {said}");
     assert_eq!(processes_of(&place.join("temporary")), Vec::<String>::new());
     let left = std::fs::read_dir(place.join("temporary")).expect("it is there").count();
     assert_eq!(left, 0, "files are left");

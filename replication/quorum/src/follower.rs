@@ -208,7 +208,7 @@ impl Follower {
         }
         match request {
             Request::Promise { .. } => self.on_promise(now, epoch),
-            Request::Resign { .. } => Vec::new(),
+            Request::Resign { .. } => Vec::new(), // heeded above
             Request::Read { after, .. } => self.on_read(epoch, after),
             Request::Reset { before, .. } => self.on_reset(now, epoch, before),
             Request::Append {

@@ -77,7 +77,7 @@ async fn fail_over(cli: &Cli, args: &FailOverArgs) -> Result<(), Failure> {
     Ok(output::emit(cli.output, &info, print::drill)?)
 }
 
-/// Waits until every member takes part and has everything that was acknowledged, and returns them.
+/// Waits until every member takes part and has nearly everything that was acknowledged, and returns them.
 async fn calm_members(config: &Config) -> Result<MembersInfo> {
     let begun = SystemClock.now();
     loop {

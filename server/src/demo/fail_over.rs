@@ -238,14 +238,13 @@ fn print_what_is_next(binary: &Path, info: &FailOverInfo) {
     for node in &info.nodes {
         println!("    {}    node {}, process {}", node.endpoint, node.name, node.process);
     }
-    let uris: Vec<&str> = info.nodes.iter().map(|node| &*node.endpoint).collect();
     let is_owner = |node: &&DemoNodeInfo| node.name == info.owner_after;
     let (owners, others): (Vec<_>, Vec<_>) = info.nodes.iter().partition(is_owner);
     let binary = binary.display();
     println!("\nNext, in another terminal:\n");
     for owner in owners {
         println!("    {binary} pool members list --dir {}", owner.dir.display());
-        println!("    sudo {binary} attach --nbd {}", uris.join(","));
+        println!("    nbdinfo {}", owner.endpoint);
         println!(
             "    kill -9 {}    # the owner; the demo starts it again as a member",
             owner.process

@@ -168,9 +168,8 @@ impl Roles {
         }
     }
 
-    /// Ends the ownership, and lets the successor take the pool over. Clients are served no more:
-    /// `paused_at` is the time since which new
-    /// requests are not answered.
+    /// Ends the ownership, and lets the successor take the pool over. Clients are served no more since
+    /// `paused_at`. Returns the error with which the pool ends here.
     pub(crate) async fn hand_over(
         self: &Arc<Self>,
         successor: Successor,
