@@ -5,7 +5,11 @@ use crate::member::{FoundLog, MemberLog};
 use crate::owned::OwnersLog;
 use block::{Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
+use parking_lot::Mutex;
 use replication::{Batch, LogIndex};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uuid::Uuid;
@@ -98,10 +102,27 @@ pub fn open_ring(
 }
 
 /// Identifies the page cache that holds the files of `dir`: the boot of the kernel, and the mounted file
-/// system. If the kernel does not tell file systems apart, each call returns another identity.
+/// system. If the kernel does not tell file systems apart (tmpfs, overlay, ZFS), the identity is one of this process:
+/// a directory that it holds open keeps the file system mounted until the process ends.
 #[must_use]
 pub fn page_cache_of(dir: &Path) -> Uuid {
-    block::env::page_cache_id(wal::mounted(dir))
+    match wal::mounted(dir) {
+        Some(number) => block::env::page_cache_id(Some(number)),
+        None => held_mounted(dir).unwrap_or_else(|| block::env::page_cache_id(None)),
+    }
+}
+
+/// File systems that this process keeps mounted, by their device number, with their identities. There are as many as
+/// there are disks with logs.
+static HELD: Mutex<BTreeMap<u64, (File, Uuid)>> = Mutex::new(BTreeMap::new());
+
+fn held_mounted(dir: &Path) -> Option<Uuid> {
+    let dir = File::open(dir).ok()?;
+    // The number belongs to this file system as long as it is mounted.
+    let device = dir.metadata().ok()?.dev();
+    let mut held = HELD.lock();
+    let (_, id) = held.entry(device).or_insert_with(|| (dir, block::env::page_cache_id(None)));
+    Some(*id)
 }
 
 fn found_log(found: &FollowerFound, page_cache: Uuid) -> FoundLog {
@@ -114,4 +135,24 @@ fn found_log(found: &FollowerFound, page_cache: Uuid) -> FoundLog {
     }
     let damaged = found.is_end_damaged.then(|| found.last + 1);
     FoundLog { index, damaged, page_cache, has_failed: found.has_failed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn page_cache_without_identity_is_known_by_its_process() {
+        // tmpfs, which has no identity.
+        let shared = Path::new("/dev/shm");
+        if !shared.is_dir() || wal::mounted(shared).is_some() {
+            return println!("skipped: /dev/shm is no tmpfs");
+        }
+        let dir = tempfile::tempdir_in(shared).unwrap();
+        let first = page_cache_of(dir.path());
+        assert_eq!(page_cache_of(dir.path()), first);
+        assert_eq!(page_cache_of(shared), first, "it is the same file system");
+        let elsewhere = tempfile::tempdir().unwrap();
+        assert_ne!(page_cache_of(elsewhere.path()), first);
+    }
 }

@@ -166,7 +166,8 @@ impl LocalMember {
         jobs.state().await
     }
 
-    /// Time since an owner last sent a request of the newest epoch, or since the start of the member.
+    /// Time since an owner last sent a request of the newest epoch, since a candidate first asked for the promise of a
+    /// later one, or since the start of the member.
     /// `None` if the node is the owner, or the member has failed and hears nothing.
     pub async fn silence(&self) -> Option<Duration> {
         match &*self.inner.role.read().await {

@@ -216,7 +216,8 @@ impl Member {
         self.id
     }
 
-    /// Time since an owner last sent a request of the newest epoch, or since the start.
+    /// Time since an owner last sent a request of the newest epoch, since a candidate first asked for the promise of a
+    /// later one, or since the start.
     #[must_use]
     pub fn silence(&self) -> Duration {
         let at = self.shared.appended_at.load(Ordering::Relaxed);
@@ -331,8 +332,12 @@ impl<L: MemberLog> Running<L> {
     fn on_request(&mut self, request: Request, answers: &mpsc::Sender<Answer>) -> Result<()> {
         let now = self.shared.now();
         let is_append = matches!(&request, Request::Append { lease: Some(_), .. });
-        let is_current = request.epoch() >= self.follower.document().promised;
-        if is_append && is_current {
+        let promised = self.follower.document().promised;
+        let is_current = request.epoch() >= promised;
+        // A candidate gets the time to open the pool before this node tries to.
+        let is_candidate =
+            matches!(&request, Request::Promise { .. }) && request.epoch() > promised;
+        if (is_append && is_current) || is_candidate {
             self.shared.appended_at.store(now, Ordering::Relaxed);
         }
         let effects = self.follower.on_request(now, request);
