@@ -9,6 +9,7 @@
 //! - The directory is locked in every role.
 
 mod asking;
+mod degraded;
 mod forward;
 mod members;
 mod messages;
@@ -16,6 +17,7 @@ mod moving;
 mod watching;
 
 pub(crate) use asking::Desk;
+pub(crate) use degraded::{keep_going, set_degraded};
 pub(crate) use forward::{Sockets, forward};
 pub(crate) use members::{add_member, members_of, remove_member};
 pub(crate) use moving::{Successor, begin_move};
@@ -39,6 +41,7 @@ use ensemble::{ClusterPeers, LocalMember, MemberService, OwnedOptions};
 use futures::FutureExt;
 use messages::{Answer, Question, Role};
 use parking_lot::Mutex;
+use replication::Proof;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -337,7 +340,8 @@ impl Roles {
         // Before the link: a node that is named as a member has one.
         self.make_member(pool, id)?;
         let members = vec![self.member_of(self.cluster.node_id(), id)?];
-        let next = Configuration { members, quorum: 1, degraded: Degraded::default() };
+        let next =
+            Configuration { members, quorum: 1, degraded: Degraded::default(), away: Vec::new() };
         record(open, &next).await.map(drop)
     }
 
@@ -351,12 +355,12 @@ impl Roles {
     }
 
     /// Resolves when this node is to take the pool over: it was asked to, or the owner is silent and it
-    /// is this node's turn.
-    pub(crate) async fn turn(&self) {
+    /// is this node's turn. Returns the way.
+    pub(crate) async fn turn(&self) -> Opening {
         let mut pause = LOOK_PAUSE;
         loop {
             tokio::select! {
-                () = self.asked.notified() => return,
+                () = self.asked.notified() => return Opening::OrNew,
                 () = tokio::time::sleep(pause) => {}
             }
             let Some(member) = self.member() else { continue };
@@ -367,8 +371,8 @@ impl Roles {
                 continue;
             }
             match self.may_take_over(&member, silence).await {
-                Ok(true) => return,
-                Ok(false) => pause = (pause + LOOK_PAUSE).min(LOOK_PAUSE_MAX),
+                Ok(Some(opening)) => return opening,
+                Ok(None) => pause = (pause + LOOK_PAUSE).min(LOOK_PAUSE_MAX),
                 Err(error) => {
                     tracing::warn!(
                         error = %error.chain(),
@@ -380,17 +384,22 @@ impl Roles {
         }
     }
 
-    async fn may_take_over(&self, member: &EnsembleMembers, silence: Duration) -> Result<bool> {
-        let Some(manifest) = self.manifest().await? else { return Ok(false) };
-        let Some(configuration) = &manifest.configuration else { return Ok(false) };
+    /// Returns how this node may take the pool from an owner that is silent; `None` if it may not.
+    async fn may_take_over(
+        &self,
+        member: &EnsembleMembers,
+        silence: Duration,
+    ) -> Result<Option<Opening>> {
+        let Some(manifest) = self.manifest().await? else { return Ok(None) };
+        let Some(configuration) = &manifest.configuration else { return Ok(None) };
         let Some(rank) = rank(configuration, manifest.owner.node_id, member.id()) else {
-            return Ok(false);
+            return Ok(None);
         };
         // The stand-in before this one has asked the others by then, and says that it takes the pool over.
         let role_max = (self.detection / 4).max(ROLE_MIN);
         let step = (self.detection / 2).max(2 * role_max);
         if silence < self.detection + step * rank {
-            return Ok(false);
+            return Ok(None);
         }
         let mut asking = JoinSet::new();
         for other in configuration.members.iter().filter(|other| other.id != member.id()) {
@@ -413,9 +422,17 @@ impl Roles {
                 Role::None {} => continue,
             };
             if hears_owner {
-                return Ok(false);
+                return Ok(None);
             }
             answering += 1;
+        }
+        if answering < configuration.quorum && self.may_go_alone(member, configuration).await {
+            tracing::warn!(
+                owner = %manifest.owner.host,
+                "the owner of the pool is silent, and no other member of its log answers; this node takes the pool \
+                 over, and goes on alone"
+            );
+            return Ok(Some(Opening::Alone));
         }
         if answering < configuration.quorum {
             // It would take the pool from an owner that others still reach, and could not serve it.
@@ -426,14 +443,24 @@ impl Roles {
                     "the owner of the pool is silent, and too few members of its log answer; this node waits for them"
                 );
             }
-            return Ok(false);
+            return Ok(None);
         }
         tracing::warn!(
             owner = %manifest.owner.host,
             silence_ms = u64::try_from(silence.as_millis()).unwrap_or(u64::MAX),
             "the owner of the pool is silent; this node takes the pool over"
         );
-        Ok(true)
+        Ok(Some(Opening::OrNew))
+    }
+
+    /// Whether this node may take the pool over as its only member: by the pool's setting, and because its log
+    /// has every write that was acknowledged (docs/protocol.md, "A quorum of all members").
+    async fn may_go_alone(&self, member: &EnsembleMembers, configuration: &Configuration) -> bool {
+        if configuration.degraded == Degraded::Block || configuration.recovery_quorum() != 1 {
+            return false;
+        }
+        let state = member.local().state().await;
+        state.is_ok_and(|(document, _)| document.proof == Proof::All)
     }
 
     async fn role(&self, pool: Uuid) -> Role {
@@ -520,7 +547,8 @@ mod tests {
         let ids = [3, 1, 2].map(Uuid::from_u128);
         let member = |id| Member { id, node: id, node_name: "n".to_owned() };
         let members = ids.map(member).into();
-        let configuration = Configuration { members, quorum: 2, degraded: Degraded::default() };
+        let configuration =
+            Configuration { members, quorum: 2, degraded: Degraded::default(), away: Vec::new() };
         let ranks = |owner| {
             [1, 2, 3].map(|id| rank(&configuration, Uuid::from_u128(owner), Uuid::from_u128(id)))
         };

@@ -10,7 +10,7 @@ use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::handlers::{AdminPool, DaemonParts, MemberAdmin};
-use crate::roles::{Roles, Sockets, Successor, forward, watch_members};
+use crate::roles::{Roles, Sockets, Successor, forward, keep_going, watch_members};
 use crate::{limits, node};
 use block::{Error, ErrorKind, Job, Result};
 use config::Config;
@@ -106,15 +106,14 @@ async fn run_node(
     };
     let mut pause = Duration::from_millis(500);
     loop {
-        if !opens_at_once
-            && !be_member(config, roles, signals, |endpoints| {
+        if !opens_at_once {
+            let turn = be_member(config, roles, signals, |endpoints| {
                 if !was_ready.get() {
                     announce(endpoints);
                 }
-            })
-            .await?
-        {
-            return Ok(());
+            });
+            let Some(turn) = turn.await? else { return Ok(()) };
+            opening = turn;
         }
         roles.leave_dir();
         let pool = roles.pool_config();
@@ -156,13 +155,13 @@ async fn run_node(
     }
 }
 
-/// Stores the log of the pool until this node is to open it. Returns false if a stop was asked for.
+/// Stores the log of the pool until this node is to open it, and returns the way; `None` if a stop was asked for.
 async fn be_member(
     config: &Config,
     roles: &Arc<Roles>,
     signals: &mut Signals,
     announce: impl FnOnce(&[String]),
-) -> Result<bool> {
+) -> Result<Option<Opening>> {
     let (asked, ended) = (watch::Sender::new(false), watch::Sender::new(false));
     let socket = AdminServer::bind(config.dir())?;
     let handler = Arc::new(MemberAdmin::new(Arc::clone(roles), asked.clone()));
@@ -179,16 +178,16 @@ async fn be_member(
     });
     announce(&endpoints);
     let mut asked = asked.subscribe();
-    let is_turn = tokio::select! {
-        () = signals.stop() => false,
-        _ = asked.wait_for(|asked| *asked) => false,
-        () = roles.turn() => true,
+    let turn = tokio::select! {
+        () = signals.stop() => None,
+        _ = asked.wait_for(|asked| *asked) => None,
+        opening = roles.turn() => Some(opening),
     };
     // Their sockets are free for the owner then.
     clients.shutdown().await;
     ended.send_replace(true);
     admin.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
-    Ok(is_turn)
+    Ok(turn)
 }
 
 /// Serves the pool until a stop is asked for or the pool is lost.
@@ -260,6 +259,13 @@ async fn serve_pool(
     let members = roles.map(|roles| {
         let job = Job::new("members", "a member of the write log that is missing is not reported");
         jobs.spawn(Need::Useful, job, watch_members(roles.clone(), open.clone(), stop.subscribe()))
+    });
+    let quorum = roles.map(|roles| {
+        let job = Job::new(
+            "quorum",
+            "the pool waits when too few members answer, and takes no member back",
+        );
+        jobs.spawn(Need::Useful, job, keep_going(roles.clone(), open.clone(), stop.subscribe()))
     });
     if let Some(roles) = roles {
         roles.open_desk(handler.clone()).await;
@@ -337,7 +343,7 @@ async fn serve_pool(
     while let Some(ended) = serving.join_next().await {
         ended.map_err(|error| Error::with_source(ErrorKind::Io, "serve NBD", error))?;
     }
-    for task in others.into_iter().chain([admin]).chain(members) {
+    for task in others.into_iter().chain([admin]).chain(members).chain(quorum) {
         task.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))?;
     }
     if let Some(roles) = roles {
@@ -394,7 +400,7 @@ struct Front {
 /// with the error whether devices wait for the next daemon.
 async fn open_front(config: &Config, open: &OpenPool) -> std::result::Result<Front, (Error, bool)> {
     let unused = |error| (error, false);
-    let reservations = Arc::new(open.open_reservations().map_err(unused)?);
+    let reservations = Arc::new(open.open_reservations());
     let server = nbd_server(config, open, reservations.clone()).map_err(unused)?;
     let attachments =
         open_attachments(config, open, reservations, server.clone()).map_err(unused)?;

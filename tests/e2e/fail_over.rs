@@ -5,14 +5,14 @@
 //! - The nodes are processes on this machine, each with its own directory, log and addresses; they
 //!   share the object store.
 
-use crate::stores::{History, VOLUMES, on};
+use crate::stores::{self, History, VOLUMES, on};
 use std::time::{Duration, Instant};
 use tests::daemon::Daemon;
 use tests::nbd::{Connection, Endpoint, Wanted};
 use tests::seed::seeds;
 use tests::store::{Server, free_address};
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
+pub const NAMES: [&str; 3] = ["a", "b", "c"];
 /// Longest wait for anything that a node does.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// Longest pause of a client when the owner dies, on a machine that does other work beside. Detection
@@ -20,13 +20,13 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// Three nodes, of which the first owns the pool.
-struct Nodes {
-    nodes: Vec<Daemon>,
-    _store: Server,
+pub struct Nodes {
+    pub nodes: Vec<Daemon>,
+    store: Server,
 }
 
 impl Nodes {
-    fn start() -> Nodes {
+    pub fn start() -> Nodes {
         let store = Server::start();
         let mut nodes: Vec<Daemon> = NAMES.iter().map(|_| on(store.address())).collect();
         for node in &mut nodes {
@@ -50,7 +50,7 @@ impl Nodes {
             let issued = nodes[0].json(&["node", "token"]);
             token = issued["token"].as_str().expect("a token").to_owned();
         }
-        let nodes = Nodes { nodes, _store: store };
+        let nodes = Nodes { nodes, store };
         assert_eq!(nodes.members(0)["quorum"], 2);
         nodes
     }
@@ -60,18 +60,25 @@ impl Nodes {
     }
 
     /// Returns the node that owns the pool. Each node passes the question on to it.
-    fn owner(&self) -> usize {
+    pub fn owner(&self) -> usize {
+        self.owner_but(NAMES.len())
+    }
+
+    /// Like [`Nodes::owner`], while the daemon with the number `paused` is stopped: it is not asked.
+    pub fn owner_but(&self, paused: usize) -> usize {
         let begun = Instant::now();
         loop {
-            let said = |node: &Daemon| {
+            let said = |(number, node): (usize, &Daemon)| {
                 let args = ["pool", "members", "list", "-o", "json"];
-                let out = node.is_running().then(|| node.command(&args))?;
+                let is_asked = node.is_running() && number != paused;
+                let out = is_asked.then(|| node.command(&args))?;
                 let info: serde_json::Value = serde_json::from_slice(&out.stdout).ok()?;
                 let members = info["members"].as_array()?;
                 let owner = members.iter().find(|member| member["is_owner"] == true)?;
                 NAMES.iter().position(|name| owner["node"] == *name)
             };
-            if let Some(owner) = self.nodes.iter().find_map(said) {
+            let owner = self.nodes.iter().enumerate().find_map(said);
+            if let Some(owner) = owner.filter(|owner| *owner != paused) {
                 return owner;
             }
             assert!(begun.elapsed() < WAIT_MAX, "no node owns the pool: {}", self.logs());
@@ -103,13 +110,18 @@ impl Nodes {
         }
     }
 
-    fn logs(&self) -> String {
+    pub fn logs(&self) -> String {
         let tail = |(name, node): (&&str, &Daemon)| format!("== {name}\n{}\n", node.tail());
         NAMES.iter().zip(&self.nodes).map(tail).collect()
     }
 
     /// Waits until every member has everything that the owner acknowledged.
-    fn catch_up(&self, owner: usize) {
+    pub fn catch_up(&self, owner: usize) {
+        self.catch_up_with(owner, NAMES.len());
+    }
+
+    /// Like [`Nodes::catch_up`], for a pool with `count` members.
+    fn catch_up_with(&self, owner: usize, count: usize) {
         let begun = Instant::now();
         loop {
             let info = self.members(owner);
@@ -117,7 +129,7 @@ impl Nodes {
             let is_up = |member: &serde_json::Value| {
                 member["is_connected"] == true && member["behind"] == 0
             };
-            if members.len() == NAMES.len() && members.iter().all(is_up) {
+            if members.len() == count && members.iter().all(is_up) {
                 return;
             }
             assert!(begun.elapsed() < WAIT_MAX, "{info}\n{}", self.logs());
@@ -265,4 +277,98 @@ fn missing_members_are_conditions_until_they_are_back() {
     wait(&nodes, &["member-away"]);
     nodes.nodes[2].restart();
     wait(&nodes, &[]);
+}
+
+/// Sets the conduct without a quorum, and lets all members but the owner die. Returns the connections to it,
+/// once the pool goes on.
+fn left_alone(nodes: &mut Nodes, history: &mut History, conduct: &str) -> Vec<Connection> {
+    let _ = nodes.nodes[0].json(&["pool", "members", "degraded", conduct]);
+    let (_, mut connections) = nodes.connect(0);
+    history.run_for(&mut connections, Duration::from_millis(300));
+    let ended = Instant::now();
+    nodes.nodes[1].kill();
+    nodes.nodes[2].kill();
+    // It waits until the two are left out.
+    history.run_for(&mut connections, Duration::from_millis(1));
+    println!("the owner goes on alone after {:?}", ended.elapsed());
+    let members = nodes.members(0);
+    assert_eq!((&members["quorum"], &members["degraded"]), (&1.into(), &conduct.into()));
+    assert_eq!(members["away"], serde_json::json!(["b", "c"]), "{members}");
+    connections
+}
+
+#[test]
+fn owner_goes_on_alone_and_takes_the_others_back() {
+    for seed in seeds(1) {
+        let mut nodes = Nodes::start();
+        let mut history = History::new(seed);
+        let mut connections = left_alone(&mut nodes, &mut history, "solo");
+        let status = nodes.nodes[0].command(&["status"]);
+        let status = String::from_utf8_lossy(&status.stdout).into_owned();
+        assert!(status.contains("alone: a loss of this machine loses it; away: b, c"), "{status}");
+        history.run_for(&mut connections, Duration::from_millis(300));
+        // A crash of the owner changes nothing about that.
+        nodes.nodes[0].kill();
+        nodes.nodes[0].restart();
+        let (_, mut connections) = nodes.connect(0);
+        assert_eq!(history.prefix(&mut connections), history.count(), "{}", nodes.logs());
+        history.run_for(&mut connections, Duration::from_millis(300));
+        nodes.nodes[1].restart();
+        nodes.nodes[2].restart();
+        nodes.catch_up(0);
+        history.run_for(&mut connections, Duration::from_millis(300));
+        nodes.nodes[0].kill();
+        let (_, mut connections) = nodes.connect(1);
+        assert_eq!(history.prefix(&mut connections), history.count(), "{}", nodes.logs());
+    }
+}
+
+#[test]
+fn one_of_two_members_takes_the_pool_over_alone() {
+    for seed in seeds(1) {
+        let mut nodes = Nodes::start();
+        let _ = nodes.nodes[0].json(&["pool", "members", "remove", NAMES[2]]);
+        let _ = nodes.nodes[0].json(&["pool", "members", "degraded", "solo"]);
+        let mut history = History::new(seed);
+        let (_, mut connections) = nodes.connect(0);
+        for owner in [0, 1, 0] {
+            history.run_for(&mut connections, Duration::from_millis(300));
+            let next = 1 - owner;
+            nodes.nodes[owner].kill();
+            let killed = Instant::now();
+            // By way of the new owner, or of the node that is no member.
+            let (way, opened) = nodes.connect(next);
+            println!("{} goes on alone after {:?}, by way of {way}", NAMES[next], killed.elapsed());
+            connections = opened;
+            assert_eq!(history.prefix(&mut connections), history.count(), "{}", nodes.logs());
+            history.run_for(&mut connections, Duration::from_millis(300));
+            let members = nodes.members(next);
+            assert_eq!(members["away"], serde_json::json!([NAMES[owner]]), "{members}");
+            nodes.nodes[owner].restart();
+            nodes.catch_up_with(next, 2);
+        }
+    }
+}
+
+#[test]
+fn flush_of_an_owner_that_is_alone_survives_its_directory() {
+    for seed in seeds(1) {
+        let mut nodes = Nodes::start();
+        let mut history = History::new(seed);
+        let mut connections = left_alone(&mut nodes, &mut history, "store");
+        history.run_for(&mut connections, Duration::from_millis(300));
+        connections.iter_mut().for_each(Connection::flush);
+        let flushed = history.count();
+        history.run_for(&mut connections, Duration::from_millis(100));
+        let mut another = stores::second(&nodes.nodes[0], nodes.store.address());
+        nodes.nodes[0].kill();
+        std::fs::remove_dir_all(nodes.nodes[0].dir()).expect("remove the directory");
+        another.argue(&["--take-over"]);
+        another.announce("");
+        another.restart();
+        let found = history.prefix(&mut stores::open(&another));
+        println!("{found} of {} writes, {flushed} of them flushed", history.count());
+        assert!(found >= flushed, "{found} of {flushed} flushed writes");
+        another.stop();
+    }
 }

@@ -34,7 +34,7 @@ pub fn on(address: &str) -> Daemon {
 }
 
 /// Makes another machine: an empty directory, the same store, the same key.
-fn second(first: &Daemon, address: &str) -> Daemon {
+pub fn second(first: &Daemon, address: &str) -> Daemon {
     let second = on_s3(SMALL, VOLUMES, address);
     std::fs::create_dir_all(second.dir()).expect("make a directory");
     copy(&first.dir().join("spindle.key"), &second.dir().join("spindle.key"));

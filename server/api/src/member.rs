@@ -9,8 +9,24 @@ pub struct MembersInfo {
     pub members: Vec<MemberInfo>,
     /// Number of members that have a write before it is acknowledged.
     pub quorum: u64,
-    /// The owner's conduct without a quorum: `block`, `solo` or `store`.
-    pub degraded: String,
+    /// The owner's conduct without a quorum.
+    pub degraded: Degraded,
+    /// Nodes that the owner left out because too few members answered. They become members again when
+    /// they are back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub away: Vec<String>,
+}
+
+/// The conduct of the owner without a quorum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Degraded {
+    /// Reads and writes wait.
+    Block,
+    /// The owner goes on with the members that answer.
+    Solo,
+    /// Like `Solo`, and a flush waits until the store has the data.
+    Store,
 }
 
 impl MembersInfo {

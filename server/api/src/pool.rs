@@ -1,5 +1,6 @@
 //! A pool as a whole: its daemon, its contents in the store, and its removal.
 
+use crate::member::Degraded;
 use serde::{Deserialize, Serialize};
 
 /// A request about the pool.
@@ -30,6 +31,11 @@ pub enum PoolRequest {
     RemoveMember {
         /// Name or id of the node.
         node: String,
+    },
+    /// Sets the conduct of the owner without a quorum of the write log.
+    SetDegraded {
+        /// The conduct.
+        degraded: Degraded,
     },
     /// Lets this node, which is a member, take the pool over. The answer comes before it has.
     TakeOver {},

@@ -16,6 +16,7 @@
 
 pub mod asker;
 pub mod background;
+pub mod client_record;
 pub mod clock;
 pub mod closed_pool;
 pub mod conditions;

@@ -32,7 +32,7 @@ use block::quantities::ByteSize;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use control::keys::KeyRing;
-use control::manifest::{NodeDir, Ownership, TakeOver, Terms};
+use control::manifest::{Configuration, Degraded, NodeDir, Ownership, TakeOver, Terms};
 use control::store::{Store, StoreOptions};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -57,6 +57,9 @@ pub enum Opening {
     OrNew,
     /// Like `OrNew`, and takes the pool from the node that has it open.
     TakeOver,
+    /// Like `OrNew`, as the only member of the pool's log from then on. The caller has proof that the
+    /// member lacks nothing, and the pool may go on alone.
+    Alone,
 }
 
 impl Opening {
@@ -201,11 +204,14 @@ async fn prepare(config: &PoolConfig, opening: Opening) -> Result<Prepared<'_>> 
     store.probe().await?;
     let keys = match opening {
         Opening::Existing | Opening::Removed => KeyRing::open(&store, &config.keys).await?,
-        Opening::OrNew | Opening::TakeOver => KeyRing::open_or_create(&store, &config.keys).await?,
+        Opening::OrNew | Opening::TakeOver | Opening::Alone => {
+            KeyRing::open_or_create(&store, &config.keys).await?
+        }
     };
     let terms = Terms {
         take_over: match opening {
             Opening::TakeOver => TakeOver::Forced,
+            Opening::Alone => TakeOver::Alone,
             _ if config.log_members.is_some() => TakeOver::ByQuorum,
             Opening::Existing | Opening::Removed | Opening::OrNew => TakeOver::No,
         },
@@ -384,6 +390,11 @@ fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>,
         config.retention,
         &recovery.missing_spill_files,
     )?;
+    let is_alone =
+        |members: &Configuration| members.degraded == Degraded::Store && !members.away.is_empty();
+    // Before the first flush of a client.
+    let manifest = taken.ownership.manifest();
+    pool.set_flushes_to_store(manifest.configuration.as_ref().is_some_and(is_alone));
     let clock = &config.clock;
     let newest_stamp = pool.newest_stamp(clock.unix_seconds());
     pool.set_clock(ProvenClock::open(clock.clone(), &taken.dir, newest_stamp, conditions.clone()));
@@ -533,18 +544,18 @@ impl LossOwed<'_> {
     }
 }
 
-/// Sets the lists of devices and clients aside in a copied directory. They belong to the original,
+/// Sets the lists of devices aside in a copied directory. They belong to the original,
 /// which may come back, and they may have seen newer data than the copy has.
 fn leave_attachments(config: &PoolConfig) -> Result<()> {
     let dir = &config.dir;
-    for name in config.machine_files.iter().copied().chain([crate::reservations::FILE]) {
+    for name in &config.machine_files {
         let (path, left) = (dir.join(name), dir.join(format!("{name}.of-the-original")));
         match std::fs::rename(&path, &left) {
             Ok(()) => {
                 tracing::error!(
                     kept_at = %left.display(),
                     "this directory is a copy, or was restored: the daemon does not take over \
-                     devices and clients of the original. If the original is gone for good, remove \
+                     devices of the original. If the original is gone for good, remove \
                      its devices with `spindle attach --cleanup /dev/DEVICE`, and attach the \
                      volumes again"
                 );

@@ -8,6 +8,7 @@
 //! - Once fenced or failed, the pool acknowledges nothing; a restart is the only way back.
 //! - A volume's id is never used twice, and its name by one present volume at a time.
 
+mod clients;
 mod clones;
 mod dedicated_keys;
 mod kept;
@@ -37,6 +38,7 @@ use block::{Epoch, Error, ErrorKind, Job, Lsn, Result, VolumeId};
 use parking_lot::Mutex;
 use snapshots::Snapshots;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tiering::Tier;
@@ -266,6 +268,30 @@ impl Pool {
         Ok(record)
     }
 
+    /// Lets each flush wait for the store from now on, or no longer, whatever the durability of its volume.
+    pub fn set_flushes_to_store(&self, is_on: bool) {
+        self.shared.flushes_to_store.store(is_on, Ordering::Release);
+    }
+
+    /// Ends the pool, which another node owns: nothing is served from now on.
+    pub fn lose(&self, error: Error) {
+        self.shared.fail(error);
+    }
+
+    /// Confirms that this process owns the pool at a moment after the call. Without members of the log, the store
+    /// tells.
+    ///
+    /// # Errors
+    /// The failure of the pool, if it does not own it any more; those of reading the store.
+    #[async_recursion]
+    pub async fn confirm_ownership(&self) -> Result<()> {
+        self.shared.check_serving()?;
+        match self.shared.log.has_replicas() {
+            true => self.shared.log.await_lease().await,
+            false => self.shared.tier.check_owner().await,
+        }
+    }
+
     /// The volume that is served under `name`.
     #[must_use]
     pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {
@@ -438,6 +464,7 @@ impl Pool {
             let _alone = lock.write().await;
             let mut record = volume.record();
             record.state = VolumeState::Removed { removed_at: self.clock().stamp() };
+            record.clients.clear();
             volume.retire();
             // If this fails the log does not have the removal, so the volume is served as before.
             if let Err(error) = self.shared.log_record(&record).await {

@@ -14,9 +14,8 @@ mod stalled;
 pub use self::progress::{DestageProgress, StalledVolume};
 use self::stalled::{StalledVolumes, stalled_volumes_at_start};
 use crate::conditions;
-use crate::names::RECORD_BYTES_MAX;
 use crate::ranges::Ranges;
-use crate::record::{VolumeRecord, VolumeState};
+use crate::record::{RECORD_BYTES_MAX, VolumeRecord, VolumeState};
 use block::env::Clock;
 use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
@@ -54,6 +53,8 @@ pub(crate) struct Shared {
     pub(crate) is_catch_up_wanted: AtomicBool,
     /// Some volume's dedicated key is gone.
     pub(crate) is_any_keyless: AtomicBool,
+    /// Each flush waits for the store, whatever the durability of its volume.
+    pub(crate) flushes_to_store: AtomicBool,
     /// Number of rounds begun and ended in which volumes that are stalled were tried again.
     pub(crate) catch_up_begun: AtomicU64,
     pub(crate) catch_up_ended: watch::Sender<u64>,
@@ -88,6 +89,7 @@ impl Shared {
             tier,
             fatal: OnceLock::new(),
             is_closing: AtomicBool::new(false),
+            flushes_to_store: AtomicBool::new(false),
             wanted_lsn: AtomicU64::new(0),
             wanted: Notify::new(),
             destaged,

@@ -12,6 +12,7 @@
 //! - No request is answered before the log confirms the state that `durability` requires.
 //! - A snapshot is a volume that cannot be changed: it shows nothing from behind its LSN.
 
+use crate::client_record::ClientRecord;
 use crate::ranges::{Ranges, Want};
 use crate::record::{Durability, VolumeRecord};
 use crate::seeded_bugs::seeded_bugs;
@@ -52,6 +53,8 @@ pub struct Volume {
     /// Changes of data lock their sectors first, and then hold this lock shared until they are answered. A change of
     /// the record holds it exclusively.
     changes: Arc<RwLock<()>>,
+    /// Held from reading the record until the changed one is logged.
+    record_changes: tokio::sync::Mutex<()>,
     ranges: Arc<Ranges>,
     /// Counts how often the volume became smaller.
     shrink_count: AtomicU64,
@@ -109,6 +112,7 @@ impl Volume {
             is_present: AtomicBool::new(true),
             size_changed: watch::Sender::new(record.size_bytes),
             changes: shared.change_lock(VolumeId(record.id)),
+            record_changes: tokio::sync::Mutex::default(),
             ranges: shared.ranges(VolumeId(record.id)),
             shrink_count: AtomicU64::new(0),
             record: SyncRwLock::new(record),
@@ -183,6 +187,7 @@ impl Volume {
         &self,
         change: impl FnOnce(&mut VolumeRecord) -> Result<()>,
     ) -> Result<VolumeRecord> {
+        let _one_at_a_time = self.record_changes.lock().await;
         let mut record = self.record();
         let old_bytes = record.size_bytes;
         change(&mut record)?;
@@ -208,6 +213,24 @@ impl Volume {
         self.size_bytes.store(record.size_bytes, Ordering::Release);
         *self.record.write() = record.clone();
         self.size_changed.send_replace(record.size_bytes);
+        Ok(record)
+    }
+
+    /// Changes the clients in the record durably. Unlike other changes, this one does not wait for writes in flight:
+    /// clients of a full log would keep others out. Gives up when `given_up` resolves before the log has room.
+    pub(crate) async fn update_clients(
+        &self,
+        clients: Vec<ClientRecord>,
+        given_up: impl Future<Output = ()> + Send,
+    ) -> Result<VolumeRecord> {
+        let _one_at_a_time = self.record_changes.lock().await;
+        self.shared.check_serving()?;
+        self.check_not_removed()?;
+        let mut record = self.record();
+        record.clients = clients;
+        let entry = self.shared.record_entry(&record)?;
+        self.shared.log.append_unless(entry, Vec::new(), Wait::Durable, given_up).await?;
+        *self.record.write() = record.clone();
         Ok(record)
     }
 
@@ -311,10 +334,16 @@ impl Volume {
         Ok(last_lsn)
     }
 
+    /// Tells whether a flush waits for the store.
+    fn needs_store(&self) -> bool {
+        self.durability() == Durability::Store
+            || self.shared.flushes_to_store.load(Ordering::Acquire)
+    }
+
     /// Waits for the additional promise of `durability = "store"` on FUA. The caller must not hold the lock of the
     /// changes, so that no other request waits for the store.
     async fn wait_stored(&self, lsn: Lsn, fua: bool) -> Result<()> {
-        if fua && self.durability() == Durability::Store {
+        if fua && self.needs_store() {
             return self.shared.wait_destaged_of(self.id, lsn).await;
         }
         Ok(())
@@ -557,14 +586,16 @@ impl BlockDevice for Volume {
         if self.is_snapshot() {
             return Ok(()); // it was on stable storage before it became visible
         }
+        if self.needs_store() {
+            let lsn = Lsn(self.answered_lsn.load(Ordering::Acquire));
+            self.shared.log.flush().await?;
+            return self.shared.wait_destaged_of(self.id, lsn).await;
+        }
         match self.durability() {
-            Durability::Auto | Durability::Flush => self.shared.log.flush().await.map(drop),
             // Every answer so far has waited for stable storage.
             Durability::Write => self.shared.check_serving(),
-            Durability::Store => {
-                let lsn = Lsn(self.answered_lsn.load(Ordering::Acquire));
-                self.shared.log.flush().await?;
-                self.shared.wait_destaged_of(self.id, lsn).await
+            Durability::Auto | Durability::Flush | Durability::Store => {
+                self.shared.log.flush().await.map(drop)
             }
         }
     }

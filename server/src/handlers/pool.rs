@@ -2,10 +2,12 @@
 
 use super::{AdminPool, convert, name_of};
 use crate::adapters::pool_volumes::Attachments;
-use crate::roles::{Roles, add_member, begin_move, members_of, remove_member};
+use crate::roles::{Roles, add_member, begin_move, members_of, remove_member, set_degraded};
 use api::Reply;
+use api::member;
 use api::pool::PoolRequest;
 use block::{Error, ErrorKind, Result};
+use control::manifest::Degraded;
 use engine::open_pool::OpenPool;
 use std::sync::Arc;
 
@@ -37,6 +39,15 @@ impl AdminPool {
                 let message = remove_member(self.roles()?, open, &node).await?;
                 Ok(Reply::Done { message })
             }
+            PoolRequest::SetDegraded { degraded } => {
+                let to = match degraded {
+                    member::Degraded::Block => Degraded::Block,
+                    member::Degraded::Solo => Degraded::Solo,
+                    member::Degraded::Store => Degraded::Store,
+                };
+                let message = set_degraded(self.roles()?, open, to).await?;
+                Ok(Reply::Done { message })
+            }
             PoolRequest::TakeOver {} => {
                 Ok(Reply::Done { message: "this node owns the pool already".to_owned() })
             }
@@ -64,11 +75,9 @@ impl AdminPool {
 }
 
 impl AdminPool {
-    /// Whether a volume is a device, here or of a client that has registered.
+    /// Whether a volume is a device of this machine, which another node could not serve.
     fn has_devices(&self) -> bool {
-        self.attachments.as_ref().is_some_and(|devices: &Arc<Attachments>| {
-            devices.has_users() || !devices.volumes().clients().is_empty()
-        })
+        self.attachments.as_ref().is_some_and(|devices: &Arc<Attachments>| devices.has_devices())
     }
 
     /// The node's roles.

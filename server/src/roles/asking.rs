@@ -42,6 +42,7 @@ fn concerns_pool(request: &Request) -> bool {
             | PoolRequest::Members {}
             | PoolRequest::AddMember { .. }
             | PoolRequest::RemoveMember { .. }
+            | PoolRequest::SetDegraded { .. }
             | PoolRequest::Move { .. } => true,
             PoolRequest::Stop {} | PoolRequest::TakeOver {} | PoolRequest::LastMove {} => false,
         },

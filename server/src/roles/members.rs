@@ -6,7 +6,7 @@
 
 use super::messages::{self, Answer, Question};
 use super::{Roles, record};
-use api::member::{MemberInfo, MembersInfo};
+use api::member::{self, MemberInfo, MembersInfo};
 use block::env::Clock;
 use block::{Error, ErrorKind, Result};
 use cluster::Node;
@@ -54,7 +54,7 @@ pub(crate) async fn add_member(roles: &Roles, open: &OpenPool, name: &str) -> Re
     let _one_at_a_time = roles.changes.lock().await;
     let (owned, node) = (owned_by(roles).await?, node_named(roles, name)?);
     let manifest = open.ownership.manifest();
-    let mut next = configuration_of(open)?;
+    let next = configuration_of(open)?;
     if next.members.iter().any(|member| member.node == node.id.0) {
         return Ok(format!("node {name} is a member of the pool's log already"));
     }
@@ -63,8 +63,7 @@ pub(crate) async fn add_member(roles: &Roles, open: &OpenPool, name: &str) -> Re
         let what = format!("make node {name} a member: it gave another answer than was asked for");
         return Err(Error::new(ErrorKind::Corrupt, what));
     };
-    next.members.push(Member { id, node: node.id.0, node_name: node.name.clone() });
-    next.quorum = next.members.len() / 2 + 1;
+    let next = next.with(Member { id, node: node.id.0, node_name: node.name.clone() });
     next.check(open.node.node_id())?;
     if let Some(members) = roles.member() {
         members.reach(&next);
@@ -89,9 +88,11 @@ pub(crate) async fn remove_member(roles: &Roles, open: &OpenPool, name: &str) ->
     let _one_at_a_time = roles.changes.lock().await;
     let owned = owned_by(roles).await?;
     let mut next = configuration_of(open)?;
-    let before = next.members.len();
-    next.members.retain(|member| member.node_name != name && member.node.to_string() != name);
-    if next.members.len() == before {
+    let is_another = |member: &Member| member.node_name != name && member.node.to_string() != name;
+    let before = next.members.len() + next.away.len();
+    next.members.retain(is_another);
+    next.away.retain(is_another);
+    if next.members.len() + next.away.len() == before {
         let what = format!("remove node {name}: it is no member of the pool's log");
         return Err(Error::new(ErrorKind::NotFound, what));
     }
@@ -111,7 +112,12 @@ pub(crate) async fn remove_member(roles: &Roles, open: &OpenPool, name: &str) ->
 }
 
 /// Waits until a member has everything that was acknowledged.
-async fn bring_up(clock: &dyn Clock, owned: &OwnedLog, id: Uuid, name: &str) -> Result<()> {
+pub(super) async fn bring_up(
+    clock: &dyn Clock,
+    owned: &OwnedLog,
+    id: Uuid,
+    name: &str,
+) -> Result<()> {
     let (mut best, mut progressed_at) = (0, clock.now());
     loop {
         let Some(up) = owned.catch_up(id) else {
@@ -135,7 +141,7 @@ async fn bring_up(clock: &dyn Clock, owned: &OwnedLog, id: Uuid, name: &str) -> 
 }
 
 /// Changes the configuration to `next`, whose new member was brought up.
-async fn change(open: &OpenPool, owned: &OwnedLog, next: &Configuration) -> Result<()> {
+pub(super) async fn change(open: &OpenPool, owned: &OwnedLog, next: &Configuration) -> Result<()> {
     let number = open.ownership.manifest().number + 1;
     let (clock, begun_at) = (&open.config.clock, open.config.clock.now());
     let held = crate::adapters::log_members::configuration_of(number, next);
@@ -181,11 +187,11 @@ pub(crate) async fn members_of(roles: &Roles, open: &OpenPool) -> Result<Members
     Ok(MembersInfo {
         members: configuration.members.iter().map(info).collect(),
         quorum: configuration.quorum as u64,
+        away: configuration.away.iter().map(|member| member.node_name.clone()).collect(),
         degraded: match configuration.degraded {
-            Degraded::Block => "block",
-            Degraded::Solo => "solo",
-            Degraded::Store => "store",
-        }
-        .to_owned(),
+            Degraded::Block => member::Degraded::Block,
+            Degraded::Solo => member::Degraded::Solo,
+            Degraded::Store => member::Degraded::Store,
+        },
     })
 }

@@ -5,7 +5,7 @@
 use super::Roles;
 use block::conditions::Report;
 use block::{ConditionKind, Conditions};
-use control::manifest::Configuration;
+use control::manifest::{Configuration, Degraded, Member};
 use engine::open_pool::OpenPool;
 use ensemble::MemberStatus;
 use std::collections::BTreeMap;
@@ -148,7 +148,28 @@ fn show(
         );
         conditions.set(ConditionKind::MemberAway, name, Some(report));
     }
-    let names: Vec<String> = missing.iter().map(|member| member.node_name.clone()).collect();
+    for Member { node_name: name, .. } in &configuration.away {
+        let report = Report::new(
+            format!("node {name} was left out of the write log, because too few members answered"),
+            match (count, configuration.degraded) {
+                (1, Degraded::Store) => {
+                    "the write log is on one machine: its loss loses what was not flushed, and each flush waits for the \
+                     store"
+                        .to_owned()
+                }
+                (1, _) => "the write log is on one machine: its loss loses what the store lacks".to_owned(),
+                _ => format!("the write log is on {count} machines"),
+            },
+            format!(
+                "bring the node back, which makes it a member again; if it is gone for good, run `spindle pool members \
+                 remove {name}`, and add another node"
+            ),
+        );
+        conditions.set(ConditionKind::MemberAway, name, Some(report));
+    }
+    let left_out = configuration.away.iter();
+    let names: Vec<String> =
+        missing.into_iter().chain(left_out).map(|member| member.node_name.clone()).collect();
     for name in shown.iter().filter(|name| !names.contains(name)) {
         conditions.clear(ConditionKind::MemberAway, name);
     }
@@ -166,7 +187,6 @@ fn show(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use control::manifest::{Degraded, Member};
 
     #[test]
     fn slow_member_is_a_condition_until_it_is_quick_again() {
@@ -174,7 +194,8 @@ mod tests {
         let member =
             |id: &Uuid| Member { id: *id, node: *id, node_name: format!("n{}", id.as_u128()) };
         let members = ids.iter().map(member).collect();
-        let configuration = Configuration { members, quorum: 2, degraded: Degraded::default() };
+        let configuration =
+            Configuration { members, quorum: 2, degraded: Degraded::default(), away: Vec::new() };
         // The first one is the owner, which has no status.
         let statuses = |times: [u64; 2], is_connected: bool| {
             let status = |ms| MemberStatus {

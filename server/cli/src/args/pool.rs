@@ -3,8 +3,9 @@
 use super::KeyArgs;
 use super::settings::{Setting, Settings};
 use api::Request;
+use api::member::Degraded;
 use api::pool::PoolRequest;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use toml::Value;
 
@@ -108,6 +109,25 @@ pub enum MembersCommand {
         #[command(flatten)]
         pool: PoolArgs,
     },
+    /// Set what happens when too few members answer
+    Degraded {
+        /// The conduct of the owner
+        conduct: Conduct,
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+}
+
+/// The conduct of the owner when too few members of the write log answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Conduct {
+    /// Reads and writes wait until enough members are back
+    Block,
+    /// Go on with the members that answer: alone, a loss of the machine loses what the store lacks
+    Solo,
+    /// Like solo, and each flush waits for the store: alone, a loss loses only what was not flushed
+    Store,
 }
 
 impl PoolCommand {
@@ -120,6 +140,14 @@ impl PoolCommand {
             }
             PoolCommand::Members(MembersCommand::Remove { node, pool }) => {
                 (pool, PoolRequest::RemoveMember { node: node.clone() })
+            }
+            PoolCommand::Members(MembersCommand::Degraded { conduct, pool }) => {
+                let degraded = match conduct {
+                    Conduct::Block => Degraded::Block,
+                    Conduct::Solo => Degraded::Solo,
+                    Conduct::Store => Degraded::Store,
+                };
+                (pool, PoolRequest::SetDegraded { degraded })
             }
             PoolCommand::TakeOver(pool) => (pool, PoolRequest::TakeOver {}),
             PoolCommand::Move { .. }

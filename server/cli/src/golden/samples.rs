@@ -9,7 +9,7 @@ use api::demo::{DemoInfo, DemoNodeInfo, FailOverInfo, LatencyInfo};
 use api::device::{AttachOptions, AttachmentInfo, ClientInfo, Driver, RemoteDeviceInfo};
 use api::drill::{DrillInfo, DrillMove};
 use api::key::{KeySlotInfo, Secret, SlotKind};
-use api::member::{MemberInfo, MembersInfo};
+use api::member::{Degraded, MemberInfo, MembersInfo};
 use api::node::NodeStatus;
 use api::pool::{FsckInfo, MoveInfo, PoolPurged, PoolRemoved, PoolRestored};
 use api::restore::{PoolFromCopy, RestoreInfo};
@@ -616,6 +616,7 @@ pub(super) fn about_pools() -> Cases {
             vec![
                 reply("spindle pool members list", Reply::Members(members())),
                 reply("spindle pool members list", Reply::Members(alone())),
+                reply("spindle pool members list", Reply::Members(left_alone())),
             ],
         ),
         (
@@ -630,6 +631,14 @@ pub(super) fn about_pools() -> Cases {
             vec![done(
                 "spindle pool members remove c",
                 "node c is no member of the pool's log any more: a write is acknowledged by 2 of 2 members",
+            )],
+        ),
+        (
+            "pool-members-degraded",
+            vec![done(
+                "spindle pool members degraded block",
+                "without a quorum of its write log, the pool waits: nothing is lost, and clients wait until enough \
+                 members are back",
             )],
         ),
         ("pool-take-over", vec![done("spindle pool take-over", "this node takes the pool over")]),
@@ -676,13 +685,18 @@ fn members() -> MembersInfo {
         ..member("c", 3)
     };
     let members = vec![owner, member("b", 2), lost];
-    MembersInfo { members, quorum: 2, degraded: "block".to_owned() }
+    MembersInfo { members, quorum: 2, degraded: Degraded::Block, away: Vec::new() }
 }
 
 fn alone() -> MembersInfo {
     let mut alone = members();
     alone.members.truncate(1);
     MembersInfo { quorum: 1, ..alone }
+}
+
+fn left_alone() -> MembersInfo {
+    let away = ["b", "c"].map(str::to_owned).to_vec();
+    MembersInfo { degraded: Degraded::Store, away, ..alone() }
 }
 
 pub(super) fn about_devices() -> Cases {

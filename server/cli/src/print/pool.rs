@@ -1,7 +1,7 @@
 //! Text output about a pool as a whole: its consistency, and its removal.
 
 use super::table;
-use api::member::{MemberInfo, MembersInfo};
+use api::member::{Degraded, MemberInfo, MembersInfo};
 use api::pool::{FsckInfo, MoveInfo, PoolPurged, PoolRemoved, PoolRestored};
 use block::quantities::{ByteSize, utc};
 use std::fmt::Write;
@@ -29,10 +29,18 @@ pub(super) fn members(info: &MembersInfo) -> String {
             state,
         ]
     };
+    let away = info.away.iter().map(|node| {
+        let [role, state] = ["away", "left out, because it did not answer"].map(str::to_owned);
+        let none = || "-".to_owned();
+        vec![node.clone(), role, none(), none(), none(), state]
+    });
     let rows: Vec<Vec<String>> =
-        std::iter::once(head).chain(info.members.iter().map(row)).collect();
+        std::iter::once(head).chain(info.members.iter().map(row)).chain(away).collect();
     let (count, quorum) = (info.members.len(), info.quorum);
     let safety = match info.losses() {
+        0 if info.degraded == Degraded::Store && !info.away.is_empty() => {
+            "a loss of this machine loses what was not flushed".to_owned()
+        }
         0 => "a loss of this machine loses what the store lacks".to_owned(),
         losses => {
             format!("an acknowledged write survives the loss of any {losses} of {count} machines")

@@ -1,6 +1,7 @@
 //! Text output about the state of a pool.
 
 use super::{node, pairs};
+use api::member::Degraded;
 use api::restore::RestoreInfo;
 use api::status::{CacheInfo, ConditionInfo, NbdInfo, SpaceInfo, StatusInfo};
 use block::quantities::{ByteSize, utc};
@@ -225,6 +226,9 @@ fn at_risk_where(info: &StatusInfo) -> String {
     let Some(members) = &info.members else { return "only on this machine".to_owned() };
     let count = members.members.len();
     let safety = match members.losses() {
+        0 if members.degraded == Degraded::Store && !members.away.is_empty() => {
+            "alone: a loss of this machine loses what was not flushed".to_owned()
+        }
         0 => "alone: a loss of this machine loses it".to_owned(),
         losses => format!("survives the loss of any {losses} of {count} machines"),
     };
@@ -232,7 +236,9 @@ fn at_risk_where(info: &StatusInfo) -> String {
         .members
         .iter()
         .filter(|member| !member.is_connected)
-        .map(|member| member.node.as_str())
+        .map(|member| &member.node)
+        .chain(&members.away)
+        .map(String::as_str)
         .collect();
     match away.is_empty() {
         true => safety,
@@ -258,10 +264,18 @@ mod tests {
             answer_us: None,
         };
         let of = |members: Vec<MemberInfo>, quorum| {
-            let degraded = "block".to_owned();
-            let members = Some(MembersInfo { members, quorum, degraded });
+            let (degraded, away) = (Degraded::Block, Vec::new());
+            let members = Some(MembersInfo { members, quorum, degraded, away });
             at_risk_where(&StatusInfo { members, ..StatusInfo::default() })
         };
+        let alone = |degraded| {
+            let (members, away) = (vec![member("a", true)], vec!["b".to_owned()]);
+            let members = Some(MembersInfo { members, quorum: 1, degraded, away });
+            at_risk_where(&StatusInfo { members, ..StatusInfo::default() })
+        };
+        assert_eq!(alone(Degraded::Solo), "alone: a loss of this machine loses it; away: b");
+        let of_store = "alone: a loss of this machine loses what was not flushed; away: b";
+        assert_eq!(alone(Degraded::Store), of_store);
         assert_eq!(at_risk_where(&StatusInfo::default()), "only on this machine");
         assert_eq!(of(vec![member("a", true)], 1), "alone: a loss of this machine loses it");
         let three = |last| vec![member("a", true), member("b", true), member("c", last)];

@@ -53,6 +53,10 @@ pub struct Configuration {
     pub quorum: usize,
     /// The owner's conduct without a quorum.
     pub degraded: Degraded,
+    /// Nodes that the owner left out because too few members answered. They become members again when
+    /// they are back.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub away: Vec<Member>,
 }
 
 impl Configuration {
@@ -74,10 +78,12 @@ impl Configuration {
         let (count, quorum) = (self.members.len(), self.quorum);
         let ids: BTreeSet<Uuid> = self.members.iter().map(|member| member.id).collect();
         let nodes: BTreeSet<Uuid> = self.members.iter().map(|member| member.node).collect();
+        let known = self.members.iter().chain(&self.away);
+        let known_nodes: BTreeSet<Uuid> = known.clone().map(|member| member.node).collect();
         let is_name = |name: &str| (1..=NODE_NAME_BYTES_MAX).contains(&name.len());
         match () {
-            () if count > MEMBER_COUNT_MAX => {
-                Some(format!("{count} members are more than {MEMBER_COUNT_MAX}"))
+            () if known.clone().count() > MEMBER_COUNT_MAX => {
+                Some(format!("more than {MEMBER_COUNT_MAX} members"))
             }
             () if quorum > count => {
                 Some(format!("a quorum of {quorum} is more than all {count} members"))
@@ -89,8 +95,11 @@ impl Configuration {
             )),
             () if ids.len() < count => Some("one directory is named twice".to_owned()),
             () if nodes.len() < count => Some("two members are on one node".to_owned()),
+            () if known_nodes.len() < known.clone().count() => {
+                Some("a node that is away is named twice".to_owned())
+            }
             () if !ids.contains(&owner) => Some("the owner is not a member".to_owned()),
-            () if !self.members.iter().all(|member| is_name(&member.node_name)) => {
+            () if !known.clone().all(|member| is_name(&member.node_name)) => {
                 Some(format!("a node's name does not have 1 to {NODE_NAME_BYTES_MAX} bytes"))
             }
             () => None,
@@ -109,11 +118,32 @@ impl Configuration {
         (self.members.len() + 1).saturating_sub(self.quorum)
     }
 
-    /// The configuration with this member alone, or `None` if it is not a member.
+    /// The configuration with this member alone, or `None` if it is not a member. The others are away.
     #[must_use]
     pub fn alone(&self, id: Uuid) -> Option<Configuration> {
-        let member = self.member(id)?.clone();
-        Some(Configuration { members: vec![member], quorum: 1, degraded: self.degraded })
+        self.member(id)?;
+        Some(self.without(|member| member.id != id))
+    }
+
+    /// The configuration without the members that are missing, which are away. Its quorum is the majority
+    /// of the others.
+    #[must_use]
+    pub fn without(&self, is_missing: impl Fn(&Member) -> bool) -> Configuration {
+        let (missing, members): (Vec<Member>, Vec<Member>) =
+            self.members.iter().cloned().partition(|member| is_missing(member));
+        let quorum = members.len() / 2 + 1;
+        let away = self.away.iter().cloned().chain(missing).collect();
+        Configuration { members, quorum, degraded: self.degraded, away }
+    }
+
+    /// The configuration with a member more, whose node is no longer away. Its quorum is a majority.
+    #[must_use]
+    pub fn with(&self, member: Member) -> Configuration {
+        let mut next = self.clone();
+        next.away.retain(|away| away.node != member.node);
+        next.members.push(member);
+        next.quorum = next.members.len() / 2 + 1;
+        next
     }
 
     /// Names of the members' nodes, for display.

@@ -29,7 +29,7 @@ fn members(nodes: &[&NodeDir], quorum: usize) -> Configuration {
         node_name: "db1".to_owned(),
     };
     let members = nodes.iter().map(member).collect();
-    Configuration { members, quorum, degraded: Degraded::Block }
+    Configuration { members, quorum, degraded: Degraded::Block, away: Vec::new() }
 }
 
 async fn take(store: &Store, node: &NodeDir, take_over: TakeOver) -> Result<Ownership> {
@@ -240,7 +240,9 @@ async fn of_two_members_one_continues_alone() {
             (Err(_), Ok(winner)) => (winner, &b, &a),
             (first, second) => panic!("not exactly one: {} {}", first.is_ok(), second.is_ok()),
         };
-        assert_eq!(winner.manifest().configuration, Some(members(&[node], 1)));
+        let alone = members(&[&a, &b], 2).alone(node.node_id());
+        assert_eq!(winner.manifest().configuration, alone);
+        assert_eq!(alone.unwrap().away, members(&[other], 1).members);
         assert!(winner.is_by_quorum() && !winner.is_forced());
         for take_over in [TakeOver::ByQuorum, TakeOver::Alone] {
             refused(take(&store, other, take_over).await, ErrorKind::Denied, "a member of its log");
@@ -262,7 +264,8 @@ async fn member_that_is_below_the_quorum_does_not_continue_alone() {
     owner.check().await.unwrap();
     ours(owner.change_configuration(&a, &members(&[&a, &b, &c], 3)).await);
     let alone = take(&store, &b, TakeOver::Alone).await.unwrap();
-    assert_eq!(alone.manifest().configuration, Some(members(&[&b], 1)));
+    let expected = members(&[&a, &b, &c], 3).alone(b.node_id());
+    assert_eq!(alone.manifest().configuration, expected);
 }
 
 #[tokio::test]
@@ -578,6 +581,7 @@ async fn golden_manifest_with_a_configuration_of_version_1() {
             members: (1..=3).map(member).collect(),
             quorum: 2,
             degraded: Degraded::Solo,
+            away: Vec::new(),
         }),
         nonce: "f0".repeat(16),
     };
@@ -590,4 +594,32 @@ async fn golden_manifest_with_a_configuration_of_version_1() {
     let memory = FaultyStore::new(Fault::None);
     memory.set(&object_name(12), GOLDEN).await;
     assert_eq!(read(&memory.store(), &key()).await.unwrap(), Some(manifest));
+}
+
+#[test]
+fn members_that_are_away_are_part_of_the_configuration() {
+    let id = Uuid::from_u128;
+    let member = |n| Member { id: id(n), node: id(10 + n), node_name: format!("n{n}") };
+    let all = Configuration {
+        members: [1, 2, 3].map(member).into(),
+        quorum: 2,
+        degraded: Degraded::Store,
+        away: Vec::new(),
+    };
+    let alone = all.alone(id(2)).unwrap();
+    let text = r#"{"members":[{"id":"00000000-0000-0000-0000-000000000002","node":"00000000-0000-0000-0000-00000000000c","node_name":"n2"}],"quorum":1,"degraded":"store","away":[{"id":"00000000-0000-0000-0000-000000000001","node":"00000000-0000-0000-0000-00000000000b","node_name":"n1"},{"id":"00000000-0000-0000-0000-000000000003","node":"00000000-0000-0000-0000-00000000000d","node_name":"n3"}]}"#;
+    assert_eq!(serde_json::to_string(&alone).unwrap(), text);
+    assert_eq!(serde_json::from_str::<Configuration>(text).unwrap(), alone);
+    alone.check(id(2)).unwrap();
+    assert_eq!(all.alone(id(9)), None);
+    // Another one leaves those out that were left out before.
+    let two = alone.with(member(1));
+    assert_eq!((two.quorum, two.members.len(), two.away.len()), (2, 2, 1));
+    assert_eq!(two.without(|one| one.id == id(2)).away, [member(3), member(2)]);
+    // A directory that was wiped comes back under another identity.
+    let back = two.with(Member { id: id(7), ..member(3) });
+    assert_eq!((back.quorum, back.members.len(), back.away.len()), (2, 3, 0));
+    back.check(id(2)).unwrap();
+    let twice = Configuration { away: vec![member(1)], ..back };
+    assert!(twice.check(id(2)).unwrap_err().to_string().contains("named twice"));
 }

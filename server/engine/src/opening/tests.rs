@@ -216,25 +216,22 @@ fn copy_tree(from: &Path, to: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_copy_leaves_devices_and_clients_to_the_original() {
+async fn a_copy_leaves_devices_to_the_original() {
     let place = tempfile::tempdir().unwrap();
     let original = config(place.path(), "a");
     made(&original).await.close().await.unwrap();
-    for name in ["devices.test", crate::reservations::FILE] {
-        std::fs::write(original.dir.join(name), b"its own").unwrap();
-    }
+    let name = "devices.test";
+    std::fs::write(original.dir.join(name), b"its own").unwrap();
     let copy = config(place.path(), "b");
     copy_tree(&original.dir, &copy.dir);
     open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
-    for name in ["devices.test", crate::reservations::FILE] {
-        assert!(!copy.dir.join(name).exists());
-        assert!(copy.dir.join(format!("{name}.of-the-original")).exists());
-        assert!(original.dir.join(name).exists());
-    }
+    assert!(!copy.dir.join(name).exists());
+    assert!(copy.dir.join(format!("{name}.of-the-original")).exists());
+    assert!(original.dir.join(name).exists());
     // From then on the copy is a directory of its own.
-    std::fs::write(copy.dir.join(crate::reservations::FILE), b"of the copy").unwrap();
+    std::fs::write(copy.dir.join(name), b"of the copy").unwrap();
     open(&copy, Opening::OrNew).await.unwrap().close().await.unwrap();
-    assert!(copy.dir.join(crate::reservations::FILE).exists());
+    assert!(copy.dir.join(name).exists());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -55,7 +55,8 @@ impl Nodes {
             node_name: name.to_owned(),
         });
         let degraded = Degraded::Block;
-        let next = Configuration { members: members.collect(), quorum: 2, degraded };
+        let next =
+            Configuration { members: members.collect(), quorum: 2, degraded, away: Vec::new() };
         let changed = pool.ownership.change_configuration(&pool.node, &next).await.unwrap();
         assert!(matches!(changed, Changed::Ours(_)));
         pool.close().await.unwrap();

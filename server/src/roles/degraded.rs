@@ -1,0 +1,221 @@
+//! The conduct of the owner without a quorum, by the pool's setting, and the return of the nodes that were
+//! left out.
+//!
+//! Invariants:
+//! - A write is acknowledged by fewer members only after the manifest chain says so: another node that
+//!   takes the pool over reads which members have it.
+//! - With `store`, no flush is answered by fewer members before the store has its data.
+//! - A node that is back counts only once it has every acknowledged batch.
+
+use super::Roles;
+use super::members::{bring_up, change, configuration_of, owned_by};
+use super::messages::{self, Answer, Question};
+use block::{Error, ErrorKind, Result};
+use cluster::NodeId;
+use control::manifest::{Configuration, Degraded, Member};
+use engine::open_pool::OpenPool;
+use ensemble::OwnedLog;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// Pause between two looks at the members. Chosen by hand: a fraction of the shortest detection.
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+/// Pause between two attempts to take nodes back. Chosen by hand.
+const TAKE_BACK_PAUSE: Duration = Duration::from_secs(1);
+/// Longest wait for the answer of a node that may be away. Chosen by hand.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// Keeps the pool going without a quorum, as far as its setting permits, until `stop`.
+pub(crate) async fn keep_going(
+    roles: Arc<Roles>,
+    open: Arc<OpenPool>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let clock = Arc::clone(&open.config.clock);
+    let mut lost_since: Option<Instant> = None;
+    let mut looked_back: Option<Instant> = None;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_PAUSE) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        let (Ok(owned), Ok(configuration)) = (owned_by(&roles).await, configuration_of(&open))
+        else {
+            continue;
+        };
+        if has_quorum(&owned, &configuration, &open) {
+            lost_since = None;
+            let is_due = looked_back.is_none_or(|at| clock.since(at) >= TAKE_BACK_PAUSE);
+            if configuration.away.is_empty() || !is_due {
+                continue;
+            }
+            tokio::select! {
+                () = take_back(&roles, &open, &owned, &configuration) => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+            looked_back = Some(clock.now());
+            continue;
+        }
+        let since = *lost_since.get_or_insert_with(|| clock.now());
+        let is_lasting = clock.since(since) >= roles.detection;
+        if configuration.degraded == Degraded::Block || !is_lasting {
+            continue;
+        }
+        lost_since = None;
+        let went = tokio::select! {
+            went = go_on(&roles, &open, &owned) => went,
+            _ = stop.wait_for(|stop| *stop) => return,
+        };
+        match went {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Fenced => open.pool.lose(error),
+            Err(error) => tracing::warn!(
+                error = %error.chain(),
+                "could not go on without a quorum of the write log; the owner tries again"
+            ),
+        }
+    }
+}
+
+/// Whether a member takes part: this one does.
+fn answers(owned: &OwnedLog, open: &OpenPool) -> impl Fn(&Member) -> bool {
+    let (statuses, me) = (owned.statuses(), open.node.node_id());
+    move |member| {
+        member.id == me || statuses.get(&member.id).is_some_and(|status| status.is_connected)
+    }
+}
+
+fn has_quorum(owned: &OwnedLog, configuration: &Configuration, open: &OpenPool) -> bool {
+    let answers = answers(owned, open);
+    let count = configuration.members.iter().filter(|member| answers(member)).count();
+    count >= configuration.quorum
+}
+
+/// Leaves the members out that do not answer.
+async fn go_on(roles: &Roles, open: &OpenPool, owned: &OwnedLog) -> Result<()> {
+    let Ok(_one_at_a_time) = roles.changes.try_lock() else {
+        let what = "leave members out: the members are being changed";
+        return Err(Error::new(ErrorKind::Busy, what));
+    };
+    let configuration = configuration_of(open)?;
+    let answers = answers(owned, open);
+    let next = configuration.without(|member| !answers(member));
+    let names: Vec<&str> = next.away.iter().map(|member| member.node_name.as_str()).collect();
+    let is_to_store = configuration.degraded == Degraded::Store;
+    if is_to_store {
+        open.pool.set_flushes_to_store(true);
+    }
+    change(open, owned, &next).await?;
+    tracing::warn!(
+        away = names.join(", "),
+        member_count = next.members.len(),
+        is_to_store,
+        "too few members of the write log answer; the pool goes on without them"
+    );
+    Ok(())
+}
+
+/// Makes nodes members again that are back.
+async fn take_back(
+    roles: &Roles,
+    open: &OpenPool,
+    owned: &OwnedLog,
+    configuration: &Configuration,
+) {
+    for away in &configuration.away {
+        // The log of the node says why, while it is away.
+        match take_back_one(roles, open, owned, away).await {
+            Ok(true) => {
+                tracing::info!(
+                    node = away.node_name,
+                    "a node that was left out is a member of the write log again"
+                );
+            }
+            Ok(false) => {}
+            Err(error) if error.kind() == ErrorKind::Fenced => {
+                open.pool.lose(error);
+                return;
+            }
+            Err(error) => tracing::debug!(
+                node = away.node_name,
+                error = %error.chain(),
+                "could not make a node a member of the write log again"
+            ),
+        }
+    }
+}
+
+async fn take_back_one(
+    roles: &Roles,
+    open: &OpenPool,
+    owned: &OwnedLog,
+    away: &Member,
+) -> Result<bool> {
+    let Ok(_one_at_a_time) = roles.changes.try_lock() else { return Ok(false) };
+    let manifest = open.ownership.manifest();
+    let question = Question::Join { pool: manifest.pool, name: manifest.name.clone() };
+    let asked = timeout(ANSWER_MAX, messages::ask(roles.cluster(), NodeId(away.node), &question));
+    let Ok(answer) = asked.await else { return Ok(false) };
+    // A directory that was wiped has another identity.
+    let Answer::Member { id } = answer? else { return Ok(false) };
+    let configuration = configuration_of(open)?;
+    let next = configuration.with(Member { id, ..away.clone() });
+    next.check(open.node.node_id())?;
+    if let Some(members) = roles.member() {
+        members.reach(&next);
+    }
+    owned.bring_up(id)?;
+    let changed = async {
+        bring_up(&*open.config.clock, owned, id, &away.node_name).await?;
+        change(open, owned, &next).await
+    };
+    if let Err(error) = changed.await {
+        owned.give_up(id);
+        return Err(error);
+    }
+    if next.away.is_empty() {
+        open.pool.set_flushes_to_store(false);
+    }
+    Ok(true)
+}
+
+/// Sets the conduct of the owner without a quorum.
+///
+/// # Errors
+/// `Busy` while the members change; those of recording it.
+pub(crate) async fn set_degraded(roles: &Roles, open: &OpenPool, to: Degraded) -> Result<String> {
+    let _one_at_a_time = roles.changes.lock().await;
+    let owned = owned_by(roles).await?;
+    let configuration = configuration_of(open)?;
+    if configuration.degraded != to {
+        // Before the link, and after it when it ends: flushes wait longer than they have to, never less.
+        let is_to_store = to == Degraded::Store && !configuration.away.is_empty();
+        if is_to_store {
+            open.pool.set_flushes_to_store(true);
+        }
+        change(open, &owned, &Configuration { degraded: to, ..configuration }).await?;
+        if !is_to_store {
+            open.pool.set_flushes_to_store(false);
+        }
+    }
+    Ok(format!("without a quorum of its write log, {}", conduct(to)))
+}
+
+/// Describes the conduct.
+fn conduct(degraded: Degraded) -> &'static str {
+    match degraded {
+        Degraded::Block => {
+            "the pool waits: nothing is lost, and clients wait until enough members are back"
+        }
+        Degraded::Solo => {
+            "the pool goes on with the members that answer: alone, a loss of the owner's machine loses what the store \
+             lacks"
+        }
+        Degraded::Store => {
+            "the pool goes on with the members that answer, and a flush waits for the store: alone, a loss of the \
+             owner's machine loses only what was not flushed"
+        }
+    }
+}
