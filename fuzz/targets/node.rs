@@ -1,4 +1,4 @@
-//! The files of a node in a pool's directory: its identity, and the list of clients with volumes.
+//! The file of a node in a pool's directory: its identity.
 //!
 //! Invariant: an identity that is read is kept by the next opening, which may rewrite the files.
 
@@ -30,36 +30,6 @@ fn node_file() {
         repair: &no_repair,
         decode: &decode,
         execution_count: 3000,
-        input_bytes_max: 8192,
-        allocation: LARGE,
-    }
-    .check();
-}
-
-#[test]
-fn client_list() {
-    let dir = dir_in_memory();
-    let id = "01020304-0506-0708-090a-0b0c0d0e0f10";
-    let client = format!(
-        "{{\"volume\":7,\"client\":\"{id}\",\"boot\":\"{id}\",\"attachment\":\"{id}\",\
-         \"label\":\"db1\",\"is_shared\":true,\"attached_at\":1700000000,\"epoch\":3,\
-         \"has_lost_writes\":false}}"
-    );
-    let list = |clients: &str| {
-        format!("{{\"version\":1,\"epoch\":3,\"clients\":[{clients}]}}").into_bytes()
-    };
-    let decode = |input: &[u8]| {
-        write(dir.path().join("clients.json"), input);
-        Outcome::of(
-            engine::reservations::label_in(dir.path(), |_| true).map_err(|error| error.chain()),
-        )
-    };
-    Target {
-        name: "client_list",
-        inputs: vec![list(&client), list(""), list(&format!("{client},{client}"))],
-        repair: &no_repair,
-        decode: &decode,
-        execution_count: 10_000,
         input_bytes_max: 8192,
         allocation: LARGE,
     }

@@ -6,6 +6,7 @@
 use crate::{SMALL, no_repair};
 use block::seal::Algorithm;
 use block::{Epoch, Lsn, VolumeId};
+use engine::client_record::ClientRecord;
 use engine::record::{Durability, VolumeRecord, VolumeState};
 use engine::schedule::{Keep, Schedule};
 use engine::snapshot::SnapshotRecord;
@@ -15,6 +16,22 @@ use tiering::map::records::{
     NamedSpillFile, Root, SegmentRecord, decode_live, decode_stalled, encode_live, encode_stalled,
 };
 use tiering::segment::{Placement, SegmentInfo, SegmentNumber};
+use uuid::Uuid;
+
+fn client(number: u128) -> ClientRecord {
+    let id = Uuid::from_u128(number);
+    ClientRecord {
+        pool: id,
+        client: id,
+        boot: id,
+        attachment: id,
+        label: "db1".to_owned(),
+        is_shared: true,
+        attached_at: 1_700_000_000,
+        epoch: 3,
+        has_lost_writes: true,
+    }
+}
 
 #[test]
 fn volume_record() {
@@ -30,7 +47,9 @@ fn volume_record() {
     };
     let mut purged = plain.clone();
     purged.state = VolumeState::Purged;
-    let records = [plain.clone().with_dedicated_key(7), plain, full, purged];
+    let mut attached = plain.clone();
+    attached.clients = [1, 2].map(client).to_vec();
+    let records = [plain.clone().with_dedicated_key(7), plain, full, purged, attached];
     Target {
         name: "volume_record",
         inputs: records.iter().map(|record| record.encode().to_vec()).collect(),

@@ -306,8 +306,7 @@ async fn pool(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
         PoolCommand::Rm { pool } => {
             let config = load_pool(pool)?;
             limits::prepare();
-            let check = |name: &str| pool_volumes::check_detached(config.dir(), name);
-            let removed = removal::remove(&config.pool(), check).await?;
+            let removed = removal::remove(&config.pool(), pool_volumes::check_detached).await?;
             let removed = handlers::pool_removed(removed);
             output::emit(cli.output, &removed, print::pool_removed)?;
         }

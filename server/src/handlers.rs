@@ -176,9 +176,7 @@ impl AdminPool {
     ) -> Result<()> {
         let (user, first) = match &self.attachments {
             Some(attachments) => (attachments.user_of(id).await?, "detach it first"),
-            None => {
-                (pool_volumes::user_in(&open.config.dir, Some(id))?, pool_volumes::FREE_OFFLINE)
-            }
+            None => (pool_volumes::user_in(open, Some(id))?, pool_volumes::FREE_OFFLINE),
         };
         let Some(user) = user else { return Ok(()) };
         let what = format!(

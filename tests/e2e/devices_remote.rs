@@ -17,17 +17,17 @@ use tests::seed::{Random, seeds};
 use tests::{Place, needs, needs_root};
 
 /// The process that serves the device of an export.
-struct Client {
+pub struct Client {
     uri: String,
     more: Vec<&'static str>,
-    place: Place,
+    pub place: Place,
     process: Option<Process>,
-    device: String,
+    pub device: String,
     link: String,
 }
 
 impl Client {
-    fn started(daemon: &Daemon, uri: &str, more: &[&'static str]) -> Client {
+    pub fn started(daemon: &Daemon, uri: &str, more: &[&'static str]) -> Client {
         let mut client = Client {
             uri: uri.to_owned(),
             more: more.to_vec(),
@@ -58,7 +58,7 @@ impl Client {
         self.process = Some(process);
     }
 
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         std::fs::read_to_string(self.place.join("attach.log")).unwrap_or_default()
     }
 
@@ -66,7 +66,7 @@ impl Client {
         self.process.take().expect("it runs").kill();
     }
 
-    fn status(&mut self) -> ExitStatus {
+    pub fn status(&mut self) -> ExitStatus {
         let mut process = self.process.take().expect("it runs");
         let status = process.wait(Duration::from_secs(30));
         status.unwrap_or_else(|| panic!("it does not end: {}", self.log()))

@@ -21,6 +21,7 @@ mod devices;
 mod devices_full_log;
 mod devices_many;
 mod devices_moments;
+mod devices_nodes;
 mod devices_remote;
 mod devices_units;
 mod fail_over;

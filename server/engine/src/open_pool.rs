@@ -6,6 +6,7 @@
 //!   is released only if the store holds everything: another machine may then open it without having
 //!   to accept a loss.
 
+use crate::client_record::ClientRecord;
 use crate::config::PoolConfig;
 use crate::copies::Copies;
 use crate::failed_log;
@@ -18,7 +19,7 @@ use crate::restore::Restored;
 use crate::scrub::Scrub;
 use crate::steps::Steps;
 use async_recursion::async_recursion;
-use block::{Error, ErrorKind, Result};
+use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use control::keys::KeyRing;
 use control::manifest::{NodeDir, Ownership};
 use control::store::Store;
@@ -26,6 +27,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use uuid::Uuid;
 
 /// Longest time that an orderly stop spends on moving the log's tail to the store. The rest stays in the log, and the
 /// pool stays ours.
@@ -81,33 +83,25 @@ impl OpenPool {
         settle_lost_writes(&self.config.dir)
     }
 
-    /// Opens the reservations without the clients of volumes that have lost writes: they have seen writes
-    /// that are gone.
-    ///
-    /// # Errors
-    /// Those of reading and writing the list in the node's directory.
-    pub fn open_reservations(&self) -> Result<Reservations> {
-        let (records, now) = (self.pool.records(), self.ownership.epoch());
-        let reservations = Reservations::open(
-            &self.config.dir,
-            now,
-            self.node.clients_epoch(),
-            |volume, epoch, had_lost_writes| {
-                let is_as_it_was = |record: &VolumeRecord| {
-                    record.id == volume && !record.has_lost_writes_since(epoch, had_lost_writes)
-                };
-                self.ownership.may_replay(epoch) && records.iter().any(is_as_it_was)
-            },
-        )?;
-        // The order matters: a list is never older than the epoch recorded for it.
-        if reservations.is_written() && self.node.clients_epoch() < now {
-            self.node.note_clients_epoch(now)?;
-        }
+    /// Opens the reservations, with the clients that had volumes when the pool was last served, except those of volumes
+    /// that have lost writes: they have seen writes that are gone.
+    #[must_use]
+    pub fn open_reservations(&self) -> Reservations {
+        let pool_id = self.ownership.manifest().pool;
+        let found =
+            self.pool.records().into_iter().flat_map(|record| current_clients(&record, pool_id));
+        let records = self.pool.clone();
+        let record = move |volume, clients| {
+            let pool = records.clone();
+            async move { pool.record_clients(VolumeId(volume), clients).await }
+        };
         let pool = self.pool.clone();
-        Ok(reservations.settled_by(move |_volume| {
-            let pool = pool.clone();
-            async move { pool.settle().await }
-        }))
+        Reservations::new(pool_id, self.ownership.epoch(), found, record).settled_by(
+            move |_volume| {
+                let pool = pool.clone();
+                async move { pool.settle().await }
+            },
+        )
     }
 
     /// Creates the configured volumes that are missing, and grows or re-configures the others as the configuration
@@ -337,6 +331,31 @@ impl OpenPool {
         };
         ids.map(name).collect()
     }
+}
+
+/// Clients that have the volume in pool `pool`, and have seen nothing that it lacks.
+fn current_clients(record: &VolumeRecord, pool: Uuid) -> Vec<(u32, ClientRecord)> {
+    let (of_pool, foreign): (Vec<_>, Vec<_>) =
+        record.clients.iter().cloned().partition(|client| client.pool == pool);
+    if !foreign.is_empty() {
+        tracing::info!(
+            volume = record.name,
+            count = foreign.len(),
+            "clients of the pool that this volume was copied from have no part in this one"
+        );
+    }
+    let (current, over): (Vec<_>, Vec<_>) = of_pool.into_iter().partition(|client| {
+        !record.has_lost_writes_since(Epoch(client.epoch), client.has_lost_writes)
+    });
+    for client in over {
+        tracing::warn!(
+            volume = record.name,
+            client = client.label,
+            "a client's attachment is over: the volume may have lost writes that the client has seen; the client has \
+             to attach again"
+        );
+    }
+    current.into_iter().map(|client| (record.id, client)).collect()
 }
 
 /// Contents of the store when a pool was closed.

@@ -9,7 +9,7 @@
 //!   small, and readable by a person at 3 a.m. They are sealed like everything else in the log and
 //!   the metadata.
 
-use crate::names::RECORD_BYTES_MAX;
+use crate::client_record::ClientRecord;
 use crate::schedule::Schedule;
 use crate::snapshot::SnapshotRecord;
 use block::{Epoch, Error, ErrorKind, Result};
@@ -21,6 +21,11 @@ pub const VERSION: u32 = 1;
 /// Version of a record of a volume with its dedicated key: a program that does not know such keys would
 /// use the pool's.
 pub const KEYED_VERSION: u32 = 2;
+
+/// Most bytes of an encoded record. Chosen by hand: twice the need of as many clients as may have volumes, with labels
+/// of the greatest length. Below the limit of the log.
+pub const RECORD_BYTES_MAX: usize = 1 << 20;
+const _: () = assert!(RECORD_BYTES_MAX <= wal::RECORD_BYTES_MAX);
 
 /// The promise of an answered request. The words are those of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +95,9 @@ pub struct VolumeRecord {
     /// Data destaged from it is looked up among the stored data.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_dedup: bool,
+    /// Clients that it is attached to.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clients: Vec<ClientRecord>,
     /// Stage in its life.
     #[serde(flatten)]
     pub state: VolumeState,
@@ -113,6 +121,7 @@ impl VolumeRecord {
             schedule: None,
             dedicated_key: 0,
             is_dedup: false,
+            clients: Vec::new(),
             state: VolumeState::Present,
         }
     }
@@ -142,6 +151,7 @@ impl VolumeRecord {
             created_at: snapshot.created_at,
             has_lost_writes: false,
             schedule: None,
+            clients: Vec::new(),
             ..self.clone()
         }
     }
@@ -223,6 +233,25 @@ mod tests {
                 ErrorKind::Corrupt
             );
         }
+        let attached = golden.replace(
+            r#","state""#,
+            r#","clients":[{"pool":"00000000-0000-0000-0000-000000000001","client":"00000000-0000-0000-0000-000000000002","boot":"00000000-0000-0000-0000-000000000003","attachment":"00000000-0000-0000-0000-000000000004","label":"db1","attached_at":1700000000,"epoch":3}],"state""#,
+        );
+        let mut record = VolumeRecord::decode(golden.as_bytes()).unwrap();
+        let id = uuid::Uuid::from_u128;
+        record.clients = vec![ClientRecord {
+            pool: id(1),
+            client: id(2),
+            boot: id(3),
+            attachment: id(4),
+            label: "db1".to_owned(),
+            is_shared: false,
+            attached_at: 1_700_000_000,
+            epoch: 3,
+            has_lost_writes: false,
+        }];
+        assert_eq!(record.encode(), attached.as_bytes());
+        assert_eq!(VolumeRecord::decode(attached.as_bytes()).unwrap(), record);
         let newer = golden.replace(r#""version":1"#, r#""version":3"#);
         assert_eq!(
             VolumeRecord::decode(newer.as_bytes()).unwrap_err().kind(),

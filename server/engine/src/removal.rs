@@ -11,6 +11,7 @@
 
 use crate::clock;
 use crate::config::PoolConfig;
+use crate::open_pool::OpenPool;
 use crate::opening;
 use crate::opening::Opening;
 use async_recursion::async_recursion;
@@ -73,21 +74,21 @@ pub struct PoolPurged {
     pub object_bytes: u64,
 }
 
-/// Moves everything to the store and marks the pool there as removed. `check_detached` gets the
-/// pool's name and refuses if a volume is attached.
+/// Moves everything to the store and marks the pool there as removed. `check_detached` refuses if a
+/// volume is attached.
 ///
 /// # Errors
 /// Those of opening the pool and of `check_detached`, and those that keep data from reaching the
 /// store. The pool is not removed then.
 pub async fn remove(
     config: &PoolConfig,
-    check_detached: impl FnOnce(&str) -> Result<()>,
+    check_detached: impl FnOnce(&OpenPool) -> Result<()>,
 ) -> Result<PoolRemoved> {
     let open = opening::open(config, Opening::Existing).await?;
     let Manifest { name, pool, .. } = Manifest::clone(&open.ownership.manifest());
     // The check must follow the opening: only while the pool is open here can no daemon attach
     // anything.
-    if let Err(error) = check_detached(&name) {
+    if let Err(error) = check_detached(&open) {
         open.close().await?;
         return Err(error);
     }

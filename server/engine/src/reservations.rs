@@ -7,7 +7,7 @@
 //! Invariants:
 //! - A volume that is attached exclusively, for its device or its client, has no other writer, and the reverse: two
 //!   file systems mounted from one volume would destroy it.
-//! - An attachment is on stable storage before its first request. An attachment that was ended by force is recorded as
+//! - An attachment is recorded durably, with its volume, before its first request. An attachment that was ended by force is recorded as
 //!   ended before another client is let in: an old client that comes back is refused.
 //! - A connection, device or owner starts after the last request of its predecessors has ended: their entries in the
 //!   write log are visible then, or were taken back. A connection counts as ended when its client has closed it, even
@@ -21,38 +21,46 @@ mod silent;
 use self::leftovers::drain_deadline;
 pub(crate) use self::permit::{Permit, PermitUse};
 pub use self::request::{Connection, Intent, ReservationRequest};
+use crate::client_record::ClientRecord;
 use async_recursion::async_recursion;
-use block::durable_file::write_durably;
 use block::quantities::unix_seconds_now;
 use block::{Epoch, Error, ErrorKind, Result};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uuid::Uuid;
 
-pub(crate) const FILE: &str = "clients.json";
-const VERSION: u32 = 1;
 /// Most clients that a refusal names. Chosen by hand: a line of a terminal or two.
 const NAMED_MAX: usize = 4;
-/// Most attachments of clients, counting each client of a shared volume. Chosen by hand: the list is written as a
-/// whole.
-const HOLDER_COUNT_MAX: usize = 1024;
+/// Most attachments of clients, counting each client of a shared volume. Chosen by hand: all clients of a volume fit
+/// into its record ([`crate::record::RECORD_BYTES_MAX`]).
+pub(crate) const HOLDER_COUNT_MAX: usize = 1024;
 
 /// The reservations on the volumes of a pool.
 #[derive(Debug)]
 pub struct Reservations {
-    path: PathBuf,
+    pool: Uuid,
     epoch: Epoch,
     users: Mutex<HashMap<u32, Users>>,
-    /// Serialises changes of the list.
+    /// Serialises changes of the attachments of clients.
     changes: tokio::sync::Mutex<()>,
+    recorder: Recorder,
     settle: Settle,
     /// Volumes with a device or connection that has ended and may have left entries in batches of the log. The value
     /// counts such ends.
     unsettled: Mutex<HashMap<u32, u64>>,
+}
+
+type Recording = dyn Fn(u32, Vec<ClientRecord>) -> BoxFuture<'static, Result<()>> + Send + Sync;
+
+/// Records durably which clients have a volume.
+struct Recorder(Box<Recording>);
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Recorder")
+    }
 }
 
 type Settling = dyn Fn(u32) -> BoxFuture<'static, Result<()>> + Send + Sync;
@@ -81,14 +89,14 @@ type IsShared = bool;
 /// A client that a volume is attached to.
 #[derive(Debug)]
 struct Holder {
-    record: Record,
+    record: ClientRecord,
     gates: HashMap<u16, Arc<Permit>>,
     /// The attachment is over and no longer on disk, but its queued requests may still arrive.
     is_ended: bool,
 }
 
 impl Holder {
-    fn new(record: Record) -> Holder {
+    fn new(record: ClientRecord) -> Holder {
         Holder { record, gates: HashMap::new(), is_ended: false }
     }
 
@@ -106,34 +114,6 @@ impl Holder {
             None => String::new(),
         }
     }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Record {
-    volume: u32,
-    client: Uuid,
-    /// Boot id of the client's machine.
-    boot: Uuid,
-    attachment: Uuid,
-    label: String,
-    is_shared: bool,
-    /// Seconds since the Unix epoch.
-    attached_at: u64,
-    /// Newest epoch of the pool in which it was attached.
-    epoch: u64,
-    /// The volume had lost writes before the client attached: the client has seen nothing else.
-    has_lost_writes: bool,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Document {
-    version: u32,
-    /// Epoch of the pool when the list was written.
-    #[serde(default)]
-    epoch: u64,
-    clients: Vec<Record>,
 }
 
 /// A client that a volume is attached to, for display.
@@ -195,52 +175,32 @@ impl Drop for DetachGuard {
 }
 
 impl Reservations {
-    /// Reads from directory `dir` which clients have volumes. A list that is older than `not_before` was restored from
-    /// a backup, and grants nothing. `is_current` tells whether the client of a volume has seen the volume's actual
-    /// history. Its arguments are the volume, the epoch of the last attachment, and whether the volume had lost writes
-    /// before. Other clients are forgotten, and refused when they come back.
+    /// Creates the reservations of pool `pool`, which this process owns in `epoch`, with the clients that have volumes
+    /// by their records. Others are refused when they come back.
     ///
-    /// # Errors
-    /// `Corrupt`: the list is damaged, or of a later version. Those of writing it.
-    pub fn open(
-        dir: &Path,
+    /// `record` stores durably which clients have a volume, as a whole. It is called for one change at a time.
+    pub fn new<F>(
+        pool: Uuid,
         epoch: Epoch,
-        not_before: Epoch,
-        is_current: impl Fn(u32, Epoch, bool) -> bool,
-    ) -> Result<Reservations> {
-        let path = dir.join(FILE);
-        let (written_in, found) = read(&path)?;
-        let had_some = !found.is_empty() || not_before.0 > 0;
-        let is_old = written_in < not_before.0;
+        found: impl IntoIterator<Item = (u32, ClientRecord)>,
+        record: impl Fn(u32, Vec<ClientRecord>) -> F + Send + Sync + 'static,
+    ) -> Reservations
+    where
+        F: Future<Output = Result<()>> + Send + 'static,
+    {
         let mut users: HashMap<u32, Users> = HashMap::new();
-        for record in found {
-            if is_old || !is_current(record.volume, Epoch(record.epoch), record.has_lost_writes) {
-                tracing::warn!(
-                    volume = record.volume,
-                    client = record.label,
-                    is_old,
-                    "a client's attachment is over: the volume may have lost writes that the client \
-                     has seen, or the list of clients is an older copy; the client has to attach \
-                     again"
-                );
-                continue;
-            }
-            let record = Record { epoch: epoch.0, ..record };
-            let holder = Holder::new(record);
-            users.entry(holder.record.volume).or_default().holders.push(holder);
+        for (volume, client) in found {
+            users.entry(volume).or_default().holders.push(Holder::new(client));
         }
-        let reservations = Reservations {
-            path,
+        Reservations {
+            pool,
             epoch,
             users: Mutex::new(users),
             changes: tokio::sync::Mutex::default(),
+            recorder: Recorder(Box::new(move |volume, clients| Box::pin(record(volume, clients)))),
             settle: Settle(Box::new(|_| Box::pin(std::future::ready(Ok(()))))),
             unsettled: Mutex::default(),
-        };
-        if had_some {
-            reservations.write(reservations.records())?;
         }
-        Ok(reservations)
     }
 
     /// Sets `settle`, which resolves when everything queued for a volume before the call is visible.
@@ -289,8 +249,8 @@ impl Reservations {
         let _one_at_a_time = self.changes.lock().await;
         self.end_left(volume, None, until).await?; // an ended connection would block it
         let attachment = attachment_of(request);
-        let record = Record {
-            volume,
+        let record = ClientRecord {
+            pool: self.pool,
             client: Uuid::from_bytes(request.client),
             boot: Uuid::from_bytes(request.boot),
             attachment,
@@ -301,14 +261,14 @@ impl Reservations {
             has_lost_writes,
         };
         let is_new = request.intent == Intent::Attach;
-        let (old, replaced) = self.admit(&record, name, request)?;
+        let (old, replaced) = self.admit(volume, &record, name, request)?;
         let admitted = match self.quiet(volume, &old, until).await {
-            Ok(()) if is_new => self.write(self.records()),
+            Ok(()) if is_new => self.record(volume).await,
             outcome => outcome,
         };
         if let Err(error) = admitted {
             if is_new {
-                self.take_back(&record, replaced);
+                self.take_back(volume, &record, replaced);
             }
             return Err(error);
         }
@@ -350,13 +310,14 @@ impl Reservations {
     /// attachment.
     fn admit(
         &self,
-        record: &Record,
+        volume: u32,
+        record: &ClientRecord,
         name: &str,
         request: &ReservationRequest,
     ) -> Result<(Vec<Arc<Permit>>, Option<Holder>)> {
         let mut all = self.users.lock();
         let holder_count: usize = all.values().map(|users| users.holders.len()).sum();
-        let users = all.entry(record.volume).or_default();
+        let users = all.entry(volume).or_default();
         let mut allowed = users.check(name, record, request);
         let is_new = request.intent == Intent::Attach;
         if allowed.is_ok() && is_new && holder_count >= HOLDER_COUNT_MAX {
@@ -365,7 +326,7 @@ impl Reservations {
             allowed = Err(Error::new(ErrorKind::Full, what));
         }
         if let Err(error) = allowed {
-            forget_if_unused(&mut all, record.volume);
+            forget_if_unused(&mut all, volume);
             return Err(error);
         }
         let own = users.holders.iter().position(|holder| holder.record.client == record.client);
@@ -383,12 +344,12 @@ impl Reservations {
     }
 
     /// Takes an attachment back that could not be recorded. Gates that were closed stay closed.
-    fn take_back(&self, record: &Record, replaced: Option<Holder>) {
+    fn take_back(&self, volume: u32, record: &ClientRecord, replaced: Option<Holder>) {
         let mut all = self.users.lock();
-        let Some(users) = all.get_mut(&record.volume) else { return };
+        let Some(users) = all.get_mut(&volume) else { return };
         users.holders.retain(|holder| holder.record.attachment != record.attachment);
         users.holders.extend(replaced);
-        forget_if_unused(&mut all, record.volume);
+        forget_if_unused(&mut all, volume);
     }
 
     /// Ends an attachment at the request of its client.
@@ -400,8 +361,7 @@ impl Reservations {
     pub async fn release(&self, volume: u32, request: &ReservationRequest) -> Result<()> {
         let _one_at_a_time = self.changes.lock().await;
         let attachment = attachment_of(request);
-        let is_it = |record: &Record| record.volume == volume && record.attachment == attachment;
-        self.end(volume, is_it).await.map(drop)
+        self.end(volume, |record| record.attachment == attachment).await.map(drop)
     }
 
     /// Ends all attachments of clients to a volume by force, durably, and returns the labels of the clients.
@@ -412,10 +372,10 @@ impl Reservations {
     #[async_recursion]
     pub async fn fence(&self, volume: u32) -> Result<Vec<String>> {
         let _one_at_a_time = self.changes.lock().await;
-        self.end(volume, |record| record.volume == volume).await
+        self.end(volume, |_| true).await
     }
 
-    async fn end(&self, volume: u32, is_it: impl Fn(&Record) -> bool) -> Result<Vec<String>> {
+    async fn end(&self, volume: u32, is_it: impl Fn(&ClientRecord) -> bool) -> Result<Vec<String>> {
         let mut old: Vec<Arc<Permit>> = Vec::new();
         if let Some(users) = self.users.lock().get_mut(&volume) {
             for holder in users.holders.iter_mut().filter(|holder| is_it(&holder.record)) {
@@ -424,7 +384,7 @@ impl Reservations {
             }
         }
         old.iter().for_each(|permit| permit.close());
-        self.write(self.records())?;
+        self.record(volume).await?;
         // The attachment is forgotten only afterwards: the next client must not meet requests of this one.
         let until = drain_deadline();
         self.quiet(volume, &old, until).await?;
@@ -506,10 +466,12 @@ impl Reservations {
     /// Clients that have volumes. `name_of` maps a volume to its name.
     pub fn list(&self, name_of: impl Fn(u32) -> String) -> Vec<ClientInfo> {
         let all = self.users.lock();
-        let holders = all.values().flat_map(|users| &users.holders);
+        let holders = all
+            .iter()
+            .flat_map(|(volume, users)| users.holders.iter().map(|holder| (*volume, holder)));
         let mut infos: Vec<ClientInfo> = holders
-            .map(|Holder { record, gates, .. }| ClientInfo {
-                volume: name_of(record.volume),
+            .map(|(volume, Holder { record, gates, .. })| ClientInfo {
+                volume: name_of(volume),
                 label: record.label.clone(),
                 is_shared: record.is_shared,
                 connection_count: gates.len() as u64,
@@ -534,26 +496,15 @@ impl Reservations {
         holders.map(|holder| holder.record.label.clone()).collect()
     }
 
-    /// Tells whether the list exists on disk. If so, it is of this epoch.
-    pub(crate) fn is_written(&self) -> bool {
-        self.path.exists()
-    }
-
-    fn records(&self) -> Vec<Record> {
-        let all = self.users.lock();
-        let holders = all.values().flat_map(|users| &users.holders);
-        let holders = holders.filter(|holder| !holder.is_ended);
-        let mut records: Vec<Record> = holders.map(|holder| holder.record.clone()).collect();
-        records.sort_by_key(|record| (record.volume, record.client));
-        records
-    }
-
-    fn write(&self, clients: Vec<Record>) -> Result<()> {
-        let document = Document { version: VERSION, epoch: self.epoch.0, clients };
-        let mut bytes = serde_json::to_vec_pretty(&document)
-            .map_err(|error| Error::with_source(ErrorKind::Io, "encode clients", error))?;
-        bytes.push(b'\n');
-        write_durably(&self.path, &bytes, 0o600)
+    /// Records the clients of a volume as they are.
+    async fn record(&self, volume: u32) -> Result<()> {
+        let mut clients: Vec<ClientRecord> = {
+            let all = self.users.lock();
+            let holders = all.get(&volume).into_iter().flat_map(|users| &users.holders);
+            holders.filter(|holder| !holder.is_ended).map(|holder| holder.record.clone()).collect()
+        };
+        clients.sort_by_key(|client| client.client);
+        (self.recorder.0)(volume, clients).await
     }
 }
 
@@ -614,7 +565,7 @@ impl Users {
         Err(Error::new(ErrorKind::Busy, what))
     }
 
-    fn check(&self, name: &str, record: &Record, request: &ReservationRequest) -> Result<()> {
+    fn check(&self, name: &str, record: &ClientRecord, request: &ReservationRequest) -> Result<()> {
         let client = record.client;
         let own = self.holders.iter().find(|holder| holder.record.client == client);
         let lives_on = own.filter(|own| !own.is_ended);
@@ -706,39 +657,6 @@ impl Drop for Reservation {
         }
         forget_if_unused(&mut all, self.volume);
     }
-}
-
-/// The label of a client with a volume for which `is_meant` holds, according to directory `dir`.
-///
-/// # Errors
-/// `Corrupt`: the list is damaged, or of a later version.
-pub fn label_in(dir: &Path, is_meant: impl Fn(u32) -> bool) -> Result<Option<String>> {
-    let (_, records) = read(&dir.join(FILE))?;
-    Ok(records.into_iter().find(|record| is_meant(record.volume)).map(|record| record.label))
-}
-
-/// Returns the epoch in which the list was written, and its records.
-fn read(path: &Path) -> Result<(u64, Vec<Record>)> {
-    let damaged = |why: String| {
-        let what = format!(
-            "read {}: {why}. It says which clients have volumes of this pool, and holds no data of \
-             volumes; to start without it, move it away: clients that were attached are refused then \
-             until they attach again",
-            path.display()
-        );
-        Error::new(ErrorKind::Corrupt, what)
-    };
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok((0, Vec::new())),
-        Err(error) => return Err(damaged(error.to_string())),
-    };
-    let document: Document =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    if document.version != VERSION {
-        return Err(damaged(format!("its version is {}, not {VERSION}", document.version)));
-    }
-    Ok((document.epoch, document.clients))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Invariants:
 //! - Nothing is cached, so that reads use the bytes of the store.
 
+use crate::client_record::ClientRecord;
 use crate::config::{DataConfig, PoolConfig};
 use crate::copies::target::{Pin, Target};
 use crate::destage::DestageOptions;
@@ -11,14 +12,17 @@ use crate::reservations::Reservations;
 use crate::volume_keys::VolumeKeyRing;
 use block::env::{Clock, SystemClock};
 use block::seal::{Algorithm, PoolKey};
-use block::{Epoch, Result, WriteFlags};
+use block::{Epoch, Error, ErrorKind, Result, WriteFlags};
 use bytes::Bytes;
 use control::keys::KeySource;
 use control::store::Store;
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tiering::{Tier, TierOptions};
 use uuid::Uuid;
@@ -171,9 +175,39 @@ pub fn pool_config(place: &Path, dir: &str) -> PoolConfig {
     }
 }
 
-/// Opens the reservations in `dir`, of no client.
-pub fn reservations(dir: &Path) -> Arc<Reservations> {
-    Arc::new(Reservations::open(dir, Epoch(1), Epoch(0), |_, _, _| true).unwrap())
+/// The clients of volumes, in memory in place of the records of the volumes.
+#[derive(Clone, Debug, Default)]
+pub struct Roster {
+    clients: Arc<Mutex<BTreeMap<u32, Vec<ClientRecord>>>>,
+    /// Refuses changes.
+    pub is_stuck: Arc<AtomicBool>,
+}
+
+impl Roster {
+    /// Opens the reservations with the clients that were recorded.
+    pub fn reservations(&self) -> Reservations {
+        let found: Vec<_> = self.clients.lock().clone().into_iter().collect();
+        let found = found
+            .into_iter()
+            .flat_map(|(volume, clients)| clients.into_iter().map(move |client| (volume, client)));
+        let roster = self.clone();
+        Reservations::new(Uuid::nil(), Epoch(1), found, move |volume, clients| {
+            std::future::ready(roster.record(volume, clients))
+        })
+    }
+
+    fn record(&self, volume: u32, clients: Vec<ClientRecord>) -> Result<()> {
+        if self.is_stuck.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Unavailable, "record clients: the test refuses"));
+        }
+        self.clients.lock().insert(volume, clients);
+        Ok(())
+    }
+
+    /// The recorded clients of a volume.
+    pub fn clients(&self, volume: u32) -> Vec<ClientRecord> {
+        self.clients.lock().get(&volume).cloned().unwrap_or_default()
+    }
 }
 
 /// The documents of a copy, besides those that a pool has too.

@@ -107,6 +107,50 @@ impl Exports for PoolExports {
     }
 
     async fn open(&self, name: &str, client: &Client) -> Result<Arc<Attachment>> {
+        match self.admit(name, client).await {
+            Err(error) => Err(self.confirmed(error).await),
+            admitted => admitted,
+        }
+    }
+
+    async fn release(&self, reservation: &ReservationRequest, _client: &Client) -> Result<()> {
+        let volume = self.find(&reservation.export)?;
+        match self.reservations.release(volume.id().0, &request_of(reservation)).await {
+            Err(error) => Err(self.confirmed(error).await),
+            released => released,
+        }
+    }
+
+    async fn revoked(&self, device: &Arc<Attachment>) {
+        device.revoked().await
+    }
+
+    async fn describe(&self, name: &str, client: &Client) -> Result<(Export, Limits)> {
+        // A query does not attach the client.
+        let anybody = Client { reservation: None, ..client.clone() };
+        let device = self.open(name, &anybody).await?;
+        let export = Export { name: name.to_owned(), description: String::new() };
+        Ok((export, device.limits()))
+    }
+}
+
+impl PoolExports {
+    /// Returns the error that ends an attachment for good only if this process owns the pool. A process that does not
+    /// know that another one owns it does not know the clients that have attached there.
+    async fn confirmed(&self, error: Error) -> Error {
+        if error.kind() != ErrorKind::Fenced {
+            return error;
+        }
+        match self.pool.confirm_ownership().await {
+            Ok(()) => error,
+            Err(cause) => {
+                let what = "admit a client: another node may own the pool; try again";
+                Error::with_source(ErrorKind::Unavailable, what, cause)
+            }
+        }
+    }
+
+    async fn admit(&self, name: &str, client: &Client) -> Result<Arc<Attachment>> {
         let volume = self.find(name)?;
         let is_remote = outlives_this_machine(client);
         if volume.is_snapshot() && client.reservation.is_some() {
@@ -150,23 +194,6 @@ impl Exports for PoolExports {
             }
         };
         Ok(Arc::new(Attachment::of_client(volume, is_remote, reservation)))
-    }
-
-    async fn release(&self, reservation: &ReservationRequest, _client: &Client) -> Result<()> {
-        let volume = self.find(&reservation.export)?;
-        self.reservations.release(volume.id().0, &request_of(reservation)).await
-    }
-
-    async fn revoked(&self, device: &Arc<Attachment>) {
-        device.revoked().await
-    }
-
-    async fn describe(&self, name: &str, client: &Client) -> Result<(Export, Limits)> {
-        // A query does not attach the client.
-        let anybody = Client { reservation: None, ..client.clone() };
-        let device = self.open(name, &anybody).await?;
-        let export = Export { name: name.to_owned(), description: String::new() };
-        Ok((export, device.limits()))
     }
 }
 

@@ -1,15 +1,16 @@
 //! The volumes of the open pool as the devices of this machine's kernel need them, and the users of
-//! volumes according to a pool's directory.
+//! volumes while no daemon runs.
 //!
 //! Invariants:
 //! - A device has a reservation of its volume, like a client that attaches over the network.
-//! - Without a daemon, both lists in the directory are asked before a volume counts as free: that
-//!   of devices and that of clients.
+//! - Without a daemon, a volume counts as free only if neither the list of devices in the directory nor the record of
+//!   the volume names a user.
 
 use crate::adapters::exports::PoolExports;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use control::manifest::NodeDir;
 use devices::Volumes;
+use engine::open_pool::OpenPool;
 use engine::pool::Pool;
 use engine::record::Durability;
 use engine::reservations::{ClientInfo, Reservation, Reservations};
@@ -132,29 +133,30 @@ impl devices::Volume for PoolVolume {
     }
 }
 
-/// Describes the user of a volume according to directory `dir`; `None` if it is not attached.
-/// Without `volume`, any volume counts. For a process that has the directory while no daemon runs.
+/// Describes the user of a volume of `open`, according to its directory and the volume's record; `None` if it is not
+/// attached. Without `volume`, any volume counts. For a process that opened the pool while no daemon runs.
 ///
 /// # Errors
-/// `Corrupt`: a list is damaged, or of a later version.
-pub(crate) fn user_in(dir: &Path, volume: Option<VolumeId>) -> Result<Option<String>> {
-    if let Some(device) = devices::device_in(dir, volume)? {
+/// `Corrupt`: the list of devices is damaged, or of a later version.
+pub(crate) fn user_in(open: &OpenPool, volume: Option<VolumeId>) -> Result<Option<String>> {
+    if let Some(device) = devices::device_in(&open.config.dir, volume)? {
         return Ok(Some(device));
     }
-    let is_meant = |id: u32| volume.is_none_or(|volume| volume.0 == id);
-    let label = engine::reservations::label_in(dir, is_meant)?;
-    Ok(label.map(|label| format!("a device of client {label}")))
+    let records = open.pool.records();
+    let meant = records.iter().filter(|record| volume.is_none_or(|volume| volume.0 == record.id));
+    let client = meant.flat_map(|record| &record.clients).next();
+    Ok(client.map(|client| format!("a device of client {}", client.label)))
 }
 
-/// Refuses to remove the pool `name` while one of its volumes is attached, according to directory
-/// `dir`.
+/// Refuses to remove the pool while one of its volumes is attached.
 ///
 /// # Errors
-/// `Busy`, with the user; `Corrupt`: a list of users is damaged.
-pub(crate) fn check_detached(dir: &Path, name: &str) -> Result<()> {
-    let Some(user) = user_in(dir, None)? else { return Ok(()) };
+/// `Busy`, with the user; `Corrupt`: the list of devices is damaged.
+pub(crate) fn check_detached(open: &OpenPool) -> Result<()> {
+    let Some(user) = user_in(open, None)? else { return Ok(()) };
     let what = format!(
-        "remove pool {name}: a volume is attached as {user}; {FREE_OFFLINE}: `spindle attach list` shows which"
+        "remove pool {}: a volume is attached as {user}; {FREE_OFFLINE}: `spindle attach list` shows which",
+        open.ownership.manifest().name
     );
     Err(Error::new(ErrorKind::Busy, what))
 }

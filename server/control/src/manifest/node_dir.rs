@@ -39,9 +39,6 @@ pub(super) struct NodeFile {
     /// back, whatever it lists.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(super) manifest: u64,
-    /// Epoch under which the list of clients was last read and rewritten: an older list was restored from a backup.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub(super) clients_epoch: u64,
     /// Nonces of the manifests last attempted from this directory, oldest first. One of them may have been created
     /// without this process learning of it.
     pub(super) attempts: Vec<String>,
@@ -92,7 +89,6 @@ impl NodeDir {
                 pool: None,
                 epoch: 0,
                 manifest: 0,
-                clients_epoch: 0,
                 attempts: Vec::new(),
             },
         };
@@ -178,21 +174,6 @@ impl NodeDir {
         let file = self.file.lock();
         manifest.owner.node_id == file.node_id
             && (manifest.held_epoch() == file.epoch || file.attempts.contains(&manifest.nonce))
-    }
-
-    /// Epoch under which the list of clients was last rewritten here.
-    #[must_use]
-    pub fn clients_epoch(&self) -> Epoch {
-        Epoch(self.file.lock().clients_epoch)
-    }
-
-    /// Records that the list of clients was written.
-    ///
-    /// # Errors
-    /// Those of writing node.json.
-    pub fn note_clients_epoch(&self, epoch: Epoch) -> Result<()> {
-        self.file.lock().clients_epoch = epoch.0;
-        self.save()
     }
 
     pub(super) fn record_attempt(&self, nonce: &str) -> Result<()> {

@@ -402,7 +402,6 @@ fn golden_identity_of_a_directory_of_version_1() {
         node_id: Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10),
         directory_inode: 1234,
         directory_made_at: None,
-        clients_epoch: 0,
         pool: Some(POOL),
         epoch: 9,
         manifest: 0,

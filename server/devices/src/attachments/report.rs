@@ -109,12 +109,14 @@ impl<V: Volumes> Attachments<V> {
     /// Tells whether a device of a volume, here or on another machine, waits while there is no
     /// daemon.
     pub fn has_users(&self) -> bool {
+        self.has_devices() || self.volumes.has_clients()
+    }
+
+    /// Tells whether a volume is a device of this machine.
+    pub fn has_devices(&self) -> bool {
         // If the lock is taken, an attach or a detach is under way, which is not waited for.
-        let has_devices = self
-            .live
-            .try_lock()
-            .map_or(true, |live| live.as_ref().is_some_and(|live| !live.is_empty()));
-        has_devices || self.volumes.has_clients()
+        let live = self.live.try_lock();
+        live.map_or(true, |live| live.as_ref().is_some_and(|live| !live.is_empty()))
     }
 
     /// `checks_use`: reports whether the device is in use, which can take seconds.

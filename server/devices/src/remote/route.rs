@@ -96,8 +96,8 @@ impl Route {
     /// once.
     ///
     /// # Errors
-    /// Those of [`client::open`] for a single address. For several: `Fenced` if all servers say that
-    /// the attachment is over; `Unavailable` if one of them may answer later; otherwise the error of
+    /// Those of [`client::open`] for a single address. For several: `Fenced` if a server says that the
+    /// attachment is over, which only the owner of the pool does; `Unavailable` if one of them may answer later; otherwise the error of
     /// the first. `Unsupported`: the server knows no attachments.
     pub async fn open(&self, reservation: &ReservationRequest) -> Result<Reached> {
         let mut errors = Vec::new();
@@ -171,11 +171,10 @@ fn merged(mut errors: Vec<Error>) -> Error {
         return errors.remove(0);
     }
     let has = |kind| errors.iter().any(|error| error.kind() == kind);
-    let first_other = errors.iter().find(|error| error.kind() != ErrorKind::Fenced);
-    let kind = match first_other {
-        None => ErrorKind::Fenced,
-        Some(_) if has(ErrorKind::Unavailable) => ErrorKind::Unavailable,
-        Some(first) => first.kind(),
+    let kind = match errors[0].kind() {
+        _ if has(ErrorKind::Fenced) => ErrorKind::Fenced,
+        _ if has(ErrorKind::Unavailable) => ErrorKind::Unavailable,
+        first => first,
     };
     let all: Vec<String> = errors.iter().map(Error::chain).collect();
     Error::new(kind, format!("no address works: {}", all.join("; ")))

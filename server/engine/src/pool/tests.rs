@@ -1,6 +1,8 @@
 //! Tests of an open pool, over a real log and a store in memory.
 
 use super::*;
+use crate::client_record::ClientRecord;
+use crate::reservations::HOLDER_COUNT_MAX;
 use crate::session::Attachment;
 use crate::testing::{MAX_AGE, MIB, NO_FUA, kill, log_options, open, open_with, pattern};
 use block::env::{Clock, SystemClock};
@@ -12,6 +14,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use uuid::Uuid;
 use wal::LogOptions;
 
 mod clock;
@@ -221,6 +224,84 @@ async fn a_flush_with_durability_store_waits_for_the_store() {
     let volume = pool.volume("v").unwrap();
     assert_eq!(read(&volume, 4096, 4096).await.unwrap(), pattern(2, 4096));
     drop(volume);
+    pool.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flush_of_any_volume_waits_for_the_store_while_it_has_to() {
+    for durability in [Durability::Flush, Durability::Write] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(InMemory::new());
+        let hour = Duration::from_secs(3600);
+        let pool = open_with(dir.path(), &store, 1, log_options(), hour).await;
+        let volume = pool.create_volume("v", MIB, durability).await.unwrap();
+        volume.write(0, pattern(1, 4096), NO_FUA).await.unwrap();
+        volume.flush().await.unwrap();
+        assert_eq!(pool.tier().destaged_lsn(), Lsn::NONE, "the log is enough");
+        pool.set_flushes_to_store(true);
+        volume.flush().await.unwrap();
+        let flushed = pool.tier().destaged_lsn();
+        assert!(flushed > Lsn::NONE);
+        volume.write(4096, pattern(2, 4096), WriteFlags { fua: true }).await.unwrap();
+        assert!(pool.tier().destaged_lsn() > flushed);
+        pool.set_flushes_to_store(false);
+        let flushed = pool.tier().destaged_lsn();
+        volume.write(8192, pattern(3, 4096), WriteFlags { fua: true }).await.unwrap();
+        volume.flush().await.unwrap();
+        assert_eq!(pool.tier().destaged_lsn(), flushed);
+        drop(volume);
+        pool.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_of_a_volume_are_in_its_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    let volume = pool.create_volume("v", MIB, Durability::Flush).await.unwrap();
+    let id = volume.id();
+    let client = |number| ClientRecord {
+        pool: Uuid::nil(),
+        client: Uuid::from_u128(number),
+        boot: Uuid::nil(),
+        attachment: Uuid::from_u128(number),
+        label: "host".to_owned(),
+        is_shared: true,
+        attached_at: 1,
+        epoch: 1,
+        has_lost_writes: false,
+    };
+    pool.record_clients(id, vec![client(1)]).await.unwrap();
+    // Other changes of the record keep them.
+    pool.resize_volume("v", 2 * MIB, false).await.unwrap();
+    volume.resize(3 * MIB).await.unwrap();
+    pool.configure_volume("v", Some(Durability::Write), None, None).await.unwrap();
+    drop(volume);
+    kill(pool).await;
+    let pool = open(dir.path(), &store, 2).await;
+    let record = pool.volume("v").unwrap().record();
+    assert_eq!((record.clients.clone(), record.size_bytes), (vec![client(1)], 3 * MIB));
+    // As many as there may be fit, with the longest labels.
+    let label = "x".repeat(255);
+    let all =
+        (0..HOLDER_COUNT_MAX).map(|n| ClientRecord { label: label.clone(), ..client(n as u128) });
+    pool.record_clients(id, all.collect()).await.unwrap();
+    pool.record_clients(id, Vec::new()).await.unwrap();
+    // The log alone has said so far; now the metadata does.
+    pool.record_clients(id, vec![client(2)]).await.unwrap();
+    pool.destage_all().await.unwrap();
+    kill(pool).await;
+    let other = tempfile::tempdir().unwrap();
+    let pool = open(other.path(), &store, 3).await;
+    assert_eq!(pool.volume("v").unwrap().record().clients, vec![client(2)]);
+    let snapshot = pool.volume("v").unwrap().record();
+    drop(snapshot);
+    pool.record_clients(id, Vec::new()).await.unwrap();
+    pool.remove_volume("v", false).await.unwrap();
+    pool.record_clients(id, Vec::new()).await.unwrap();
+    let refused = pool.record_clients(id, vec![client(3)]).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::NotFound);
     pool.close().await.unwrap();
 }
 

@@ -1,11 +1,12 @@
 //! Reservations: which clients are admitted next to others, and which are not admitted any more.
 
 use super::*;
+use crate::testing::Roster;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-fn open(dir: &Path) -> Arc<Reservations> {
-    Arc::new(Reservations::open(dir, Epoch(1), Epoch(0), |_, _, _| true).unwrap())
+fn open(roster: &Roster) -> Arc<Reservations> {
+    Arc::new(roster.reservations())
 }
 
 fn request(client: u8, attachment: u8, intent: Intent) -> ReservationRequest {
@@ -22,8 +23,8 @@ fn request(client: u8, attachment: u8, intent: Intent) -> ReservationRequest {
 
 #[tokio::test]
 async fn one_device_or_connections_unless_shared() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
+    let roster = Roster::default();
+    let reservations = open(&roster);
     let first = reservations.connect(1, "v", false, None).await.unwrap();
     let second = reservations.connect(1, "v", false, None).await.unwrap();
     let error = reservations.attach(1, "v", false).unwrap_err();
@@ -42,16 +43,13 @@ async fn one_device_or_connections_unless_shared() {
     assert!(reservations.connect(1, "v", false, None).await.is_ok());
     drop((connection, shared));
     assert!(reservations.users.lock().is_empty());
-    assert!(
-        !dir.path().join(FILE).exists(),
-        "nothing is written where nobody reservations anything"
-    );
+    assert!(roster.clients(1).is_empty(), "plain connections are not recorded");
 }
 
 #[tokio::test]
 async fn a_client_has_its_volume_alone_until_it_lets_go() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
+    let roster = Roster::default();
+    let reservations = open(&roster);
     let early = request(1, 1, Intent::Go);
     let error = reservations.connect(1, "v", false, Some(&early)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fenced, "it has never attached");
@@ -75,7 +73,7 @@ async fn a_client_has_its_volume_alone_until_it_lets_go() {
         reservations.connect(1, "v", false, None).await.unwrap_err().kind(),
         ErrorKind::Busy
     );
-    let reservations = open(dir.path());
+    let reservations = open(&roster);
     assert_eq!(
         reservations.connect(1, "v", false, None).await.unwrap_err().kind(),
         ErrorKind::Busy
@@ -92,8 +90,8 @@ async fn a_client_has_its_volume_alone_until_it_lets_go() {
 
 #[tokio::test]
 async fn a_client_that_was_ended_by_force_is_refused_for_good() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
+    let roster = Roster::default();
+    let reservations = open(&roster);
     let held =
         reservations.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
     assert!(tokio::time::timeout(Duration::from_millis(1), held.revoked()).await.is_err());
@@ -109,7 +107,7 @@ async fn a_client_that_was_ended_by_force_is_refused_for_good() {
     let next =
         reservations.connect(1, "v", false, Some(&request(2, 2, Intent::Attach))).await.unwrap();
     drop(next);
-    let reservations = open(dir.path());
+    let reservations = open(&roster);
     assert_eq!(
         reservations.connect(1, "v", false, Some(&old)).await.unwrap_err().kind(),
         ErrorKind::Fenced
@@ -119,8 +117,8 @@ async fn a_client_that_was_ended_by_force_is_refused_for_good() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
+    let roster = Roster::default();
+    let reservations = open(&roster);
     let held =
         reservations.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
     let beside = ReservationRequest { connection: 1, ..request(1, 1, Intent::Go) };
@@ -145,19 +143,18 @@ async fn a_connection_waits_for_the_requests_of_the_one_that_it_replaces() {
 
 #[tokio::test(start_paused = true)]
 async fn queued_requests_of_an_old_client_exclude_new_clients() {
-    let dir = tempfile::tempdir().unwrap();
+    let roster = Roster::default();
     let log = Arc::new(Permit::default());
-    let reservations =
-        Reservations::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap().settled_by({
+    let reservations = Roster::default().reservations().settled_by({
+        let log = log.clone();
+        move |_| {
             let log = log.clone();
-            move |_| {
-                let log = log.clone();
-                async move {
-                    log.drained().await;
-                    Ok(())
-                }
+            async move {
+                log.drained().await;
+                Ok(())
             }
-        });
+        }
+    });
     let reservations = Arc::new(reservations);
     let held =
         reservations.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
@@ -182,7 +179,7 @@ async fn queued_requests_of_an_old_client_exclude_new_clients() {
     let next = request(2, 2, Intent::Attach);
     let error = reservations.connect(1, "v", false, Some(&next)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
-    assert!(open(dir.path()).holders_of(1).is_empty());
+    assert!(open(&roster).holders_of(1).is_empty());
     drop(queued);
     assert_eq!(reservations.fence(1).await.unwrap(), ["host1"]);
     drop(held);
@@ -220,8 +217,8 @@ async fn queued_requests_of_an_old_client_exclude_new_clients() {
 
 #[tokio::test]
 async fn returning_machine_replaces_its_earlier_attachment() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
+    let roster = Roster::default();
+    let reservations = open(&roster);
     let before =
         reservations.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
     let after =
@@ -243,15 +240,15 @@ async fn returning_machine_replaces_its_earlier_attachment() {
 
 #[tokio::test]
 async fn a_client_that_did_not_hear_the_answer_asks_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
+    let roster = Roster::default();
+    let reservations = open(&roster);
     let asked = request(1, 1, Intent::Attach);
     let unheard = reservations.connect(1, "v", false, Some(&asked)).await.unwrap();
     let heard = reservations.connect(1, "v", false, Some(&asked)).await.unwrap();
     assert!(unheard.permit().unwrap().pass().is_err());
     assert!(heard.permit().unwrap().pass().is_ok());
     drop((unheard, heard));
-    let reservations = open(dir.path());
+    let reservations = open(&roster);
     drop(reservations.connect(1, "v", false, Some(&asked)).await.unwrap());
     assert_eq!(reservations.holders_of(1), ["host1"]);
     // The client may release it.
@@ -261,8 +258,8 @@ async fn a_client_that_did_not_hear_the_answer_asks_again() {
 
 #[tokio::test(start_paused = true)]
 async fn clients_are_refused_while_an_attachment_is_recorded() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
+    let roster = Roster::default();
+    let reservations = open(&roster);
     let before =
         reservations.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap();
     let running = before.permit().unwrap().pass().unwrap();
@@ -280,8 +277,8 @@ async fn clients_are_refused_while_an_attachment_is_recorded() {
     drop(running);
     drop(before);
     // A change that could not be written did not happen.
-    let reservations = open(dir.path());
-    std::fs::create_dir(dir.path().join("clients.tmp")).unwrap();
+    let reservations = open(&roster);
+    roster.is_stuck.store(true, Ordering::SeqCst);
     assert!(
         reservations.connect(2, "w", false, Some(&request(1, 3, Intent::Attach))).await.is_err()
     );
@@ -291,8 +288,8 @@ async fn clients_are_refused_while_an_attachment_is_recorded() {
 
 #[tokio::test]
 async fn clients_that_share_are_let_in_together() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
+    let roster = Roster::default();
+    let reservations = open(&roster);
     let shared =
         |client| ReservationRequest { is_shared: true, ..request(client, client, Intent::Attach) };
     let first = reservations.connect(1, "v", false, Some(&shared(1))).await.unwrap();
@@ -315,69 +312,9 @@ async fn clients_that_share_are_let_in_together() {
 }
 
 #[tokio::test]
-async fn clients_of_another_history_are_forgotten_and_damage_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
-    drop(reservations.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap());
-    drop(reservations.connect(2, "w", false, Some(&request(1, 2, Intent::Attach))).await.unwrap());
-    let reservations =
-        Reservations::open(dir.path(), Epoch(5), Epoch(0), |volume, epoch, had_lost_writes| {
-            assert_eq!((epoch, had_lost_writes), (Epoch(1), false));
-            volume == 2
-        });
-    let reservations = Arc::new(reservations.unwrap());
-    let gone = request(1, 1, Intent::Go);
-    assert_eq!(
-        reservations.connect(1, "v", false, Some(&gone)).await.unwrap_err().kind(),
-        ErrorKind::Fenced
-    );
-    assert_eq!(reservations.holders_of(2), ["host1"]);
-    Reservations::open(dir.path(), Epoch(6), Epoch(0), |volume, epoch, _| {
-        (volume, epoch) == (2, Epoch(5))
-    })
-    .unwrap();
-    let text = std::fs::read_to_string(dir.path().join(FILE)).unwrap();
-    assert!(text.contains("\"epoch\": 6") && !text.contains("\"volume\": 1"), "{text}");
-    std::fs::write(dir.path().join(FILE), &text[..text.len() / 2]).unwrap();
-    let error = Reservations::open(dir.path(), Epoch(7), Epoch(0), |_, _, _| true).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Corrupt);
-    assert!(error.to_string().contains("move it away"), "{error}");
-}
-
-#[tokio::test]
-async fn reservation_list_restored_from_a_copy_grants_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join(FILE);
-    let reservations = open(dir.path());
-    drop(reservations.connect(1, "v", false, Some(&request(1, 1, Intent::Attach))).await.unwrap());
-    let copy = std::fs::read(&path).unwrap();
-    // Restarted in epoch 2, which is recorded, and ended by force in it.
-    let reservations =
-        Arc::new(Reservations::open(dir.path(), Epoch(2), Epoch(0), |_, _, _| true).unwrap());
-    assert!(reservations.is_written());
-    assert_eq!(reservations.fence(1).await.unwrap(), ["host1"]);
-    std::fs::write(&path, copy).unwrap();
-    let reservations =
-        Arc::new(Reservations::open(dir.path(), Epoch(3), Epoch(2), |_, _, _| true).unwrap());
-    assert!(reservations.holders_of(1).is_empty());
-    let go = request(1, 1, Intent::Go);
-    let refused = reservations.connect(1, "v", false, Some(&go)).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Fenced);
-    // It has this epoch now; so has one that did not exist before.
-    let is_of = |epoch: u64| {
-        let text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.contains(&format!("\"epoch\": {epoch}")), "{text}");
-    };
-    is_of(3);
-    std::fs::remove_file(&path).unwrap();
-    drop(Reservations::open(dir.path(), Epoch(4), Epoch(3), |_, _, _| true).unwrap());
-    is_of(4);
-}
-
-#[tokio::test]
 async fn shrinking_a_volume_excludes_attachment() {
-    let dir = tempfile::tempdir().unwrap();
-    let reservations = open(dir.path());
+    let roster = Roster::default();
+    let reservations = open(&roster);
     let first = reservations.guard_detached(1, "v").unwrap();
     let second = reservations.guard_detached(1, "v").unwrap();
     drop(first);

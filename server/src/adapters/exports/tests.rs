@@ -4,8 +4,7 @@ use super::*;
 use block::{BlockDevice, Epoch, ZeroFlags};
 use engine::pool::LostWrites;
 use engine::record::Durability;
-use engine::reservations::Reservations;
-use engine::testing::{MIB, NO_FUA, kill, open, open_after_boot, pattern, reservations};
+use engine::testing::{MIB, NO_FUA, Roster, kill, open, open_after_boot, pattern};
 use nbd::wire::Intent;
 use object_store::memory::InMemory;
 use uuid::Uuid;
@@ -42,8 +41,7 @@ async fn temporarily_read_only_volume_gets_no_second_writer() {
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
     pool.configure_volume("v", None, Some(true), None).await.unwrap();
-    let reservations =
-        Arc::new(Reservations::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
+    let reservations = Arc::new(Roster::default().reservations());
     let exports = PoolExports::new(pool.clone(), reservations.clone());
     let early = exports.open("v", &client(None)).await.unwrap();
     let said = reservation(1, Uuid::from_bytes([9; 16]), Intent::Attach);
@@ -76,13 +74,33 @@ async fn temporarily_read_only_volume_gets_no_second_writer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_owner_of_a_pool_ends_an_attachment() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(InMemory::new());
+    let pool = open(dir.path(), &store, 1).await;
+    pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
+    let exports = PoolExports::new(pool.clone(), Arc::new(Roster::default().reservations()));
+    // It was attached where another owner served the pool, for all that this one knows.
+    let unknown = reservation(1, boot_id(), Intent::Go);
+    let refused = exports.open("v", &client(Some(unknown.clone()))).await.map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Fenced);
+    pool.lose(Error::new(ErrorKind::Fenced, "serve the pool: another node owns it"));
+    let refused = exports.open("v", &client(Some(unknown.clone()))).await.map(drop).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    assert!(refused.chain().contains("another node"), "{}", refused.chain());
+    let refused = exports.release(&unknown, &client(None)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    drop(exports);
+    kill(pool).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_behind_a_tunnel_is_known_by_when_it_was_started() {
     let dir = tempfile::tempdir().unwrap();
     let store = Arc::new(InMemory::new());
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("v", MIB, Durability::Auto).await.unwrap();
-    let reservations =
-        Arc::new(Reservations::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap());
+    let reservations = Arc::new(Roster::default().reservations());
     let exports = PoolExports::new(pool.clone(), reservations);
     let here = reservation(1, block::env::boot_id(), Intent::Attach);
     let elsewhere = reservation(2, Uuid::from_bytes([9; 16]), Intent::Attach);
@@ -109,7 +127,7 @@ async fn auto_means_write_for_a_client_on_another_machine() {
     let pool = open(dir.path(), &store, 1).await;
     pool.create_volume("auto", MIB, Durability::Auto).await.unwrap();
     pool.create_volume("named", MIB, Durability::Flush).await.unwrap();
-    let exports = PoolExports::new(pool.clone(), reservations(dir.path()));
+    let exports = PoolExports::new(pool.clone(), Arc::new(Roster::default().reservations()));
     let local = ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"].map(str::to_owned);
     let remote = ["192.0.2.7:5", "[2001:db8::7]:5"].map(str::to_owned);
     for (addresses, is_remote) in [(&local[..], false), (&remote[..], true)] {
@@ -171,7 +189,7 @@ async fn remote_client_loses_no_writes_silently_after_a_reboot() {
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 3, 2).await;
     assert!(!is_proven);
     pool.note_lost_writes(LostWrites::Reboot, Epoch(2)).await.unwrap();
-    let exports = PoolExports::new(pool.clone(), reservations(dir.path()));
+    let exports = PoolExports::new(pool.clone(), Arc::new(Roster::default().reservations()));
     let refused = exports.open("named", &remote).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Denied);
     assert!(refused.chain().contains("spindle volume accept-loss named"), "{}", refused.chain());
@@ -184,7 +202,7 @@ async fn remote_client_loses_no_writes_silently_after_a_reboot() {
     // The mark stays, although the log has nothing more to report, until an operator accepts it.
     let (pool, is_proven) = open_after_boot(dir.path(), &store, 4, 2).await;
     assert!(is_proven);
-    let exports = PoolExports::new(pool.clone(), reservations(dir.path()));
+    let exports = PoolExports::new(pool.clone(), Arc::new(Roster::default().reservations()));
     assert!(exports.open("named", &remote).await.is_err());
     assert!(!pool.accept_loss("named", false).await.unwrap().has_lost_writes);
     exports.open("named", &remote).await.map(drop).unwrap();

@@ -10,6 +10,7 @@ use block::{ConditionKind, ErrorKind};
 use config::{Config, Override};
 use engine::open_pool::OpenPool;
 use engine::opening::Opening;
+use engine::reservations::{Connection, Intent, ReservationRequest};
 use nbd::{Server, ServerOptions};
 use std::path::PathBuf;
 
@@ -38,8 +39,7 @@ async fn made(place: &Path) -> (Config, OpenPool) {
 
 fn attachments(config: &Config, open: &OpenPool) -> Attachments {
     let epoch = open.ownership.epoch();
-    let reservations =
-        Arc::new(Reservations::open(config.dir(), epoch, Epoch(0), |_, _, _| true).unwrap());
+    let reservations = Arc::new(open.open_reservations());
     let exports = Arc::new(PoolExports::new(open.pool.clone(), reservations.clone()));
     let options = devices::AttachmentsOptions {
         dir: config.dir().to_owned(),
@@ -90,8 +90,7 @@ async fn an_attached_volume_of_the_pool_is_known_by_its_name() {
 
 /// Removes the pool without a daemon.
 async fn removed(config: &Config) -> Result<engine::removal::PoolRemoved> {
-    let check = |name: &str| check_detached(config.dir(), name);
-    engine::removal::remove(&config.pool(), check).await
+    engine::removal::remove(&config.pool(), check_detached).await
 }
 
 /// Removes `db` without a daemon, and expects a refusal.
@@ -117,23 +116,32 @@ async fn attached_volume_is_not_removed_without_a_daemon() {
     let (config, open) = made(place.path()).await;
     let volume = open.pool.volume("db").unwrap();
     let path = note_attached(&config, volume.id());
-    let id = volume.id().0;
+    let id = volume.id();
     drop(volume);
     open.close().await.unwrap();
     refused_offline(&config, &["/dev/ublkb7"]).await;
     std::fs::remove_file(&path).unwrap();
-    let clients = config.dir().join("clients.json");
-    let uuid = "00000000-0000-0000-0000-000000000001";
-    let text = format!(
-        r#"{{"version": 1, "clients": [{{"volume": {id}, "client": "{uuid}", "boot": "{uuid}",
-        "attachment": "{uuid}", "label": "far-away", "is_shared": false, "attached_at": 1, "epoch": 1,
-        "has_lost_writes": false}}]}}"#
-    );
-    std::fs::write(&clients, text).unwrap();
+    let open = serve::open(&config, Opening::Existing).await.unwrap();
+    let reservations = Arc::new(open.open_reservations());
+    let client = |intent| ReservationRequest {
+        intent,
+        is_shared: false,
+        connection: 0,
+        client: [1; 16],
+        boot: [2; 16],
+        attachment: [3; 16],
+        label: "far-away".to_owned(),
+    };
+    let from = Connection { line: None, label: "a test" };
+    let attached = client(Intent::Attach);
+    let connected = reservations.connect_from(id.0, "db", false, Some(&attached), from).await;
+    drop(connected.unwrap());
+    drop(reservations);
+    open.close().await.unwrap();
     refused_offline(&config, &["client far-away"]).await;
-    // A damaged list says nothing about the users of volumes.
-    std::fs::write(&clients, "{").unwrap();
-    assert_eq!(removed(&config).await.unwrap_err().kind(), ErrorKind::Corrupt);
-    std::fs::remove_file(&clients).unwrap();
+    // The client ends its attachment.
+    let open = serve::open(&config, Opening::Existing).await.unwrap();
+    Arc::new(open.open_reservations()).release(id.0, &client(Intent::Go)).await.unwrap();
+    open.close().await.unwrap();
     removed(&config).await.unwrap();
 }

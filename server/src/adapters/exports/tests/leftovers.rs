@@ -5,7 +5,7 @@ use block::Lsn;
 use bytes::Bytes;
 use control::store::testing::GatedStore;
 use engine::asker::Asker;
-use engine::testing::{MAX_AGE, open_with};
+use engine::testing::{MAX_AGE, Roster, open_with};
 use futures::future::BoxFuture;
 use nbd::{Listener, Server, ServerOptions, TlsMode};
 use std::future::poll_fn;
@@ -62,9 +62,7 @@ impl World {
         let pool = open_with(dir.path(), &store, 1, log_options, MAX_AGE).await;
         pool.create_volume("v", 64 * MIB, Durability::Auto).await.unwrap();
         pool.create_volume("filler", 64 * MIB, Durability::Auto).await.unwrap();
-        let reservations =
-            Reservations::open(dir.path(), Epoch(1), Epoch(0), |_, _, _| true).unwrap();
-        let reservations = Arc::new(reservations.settled_by({
+        let reservations = Arc::new(Roster::default().reservations().settled_by({
             let pool = Arc::downgrade(&pool);
             move |_| {
                 let pool = pool.upgrade().expect("it is open");
