@@ -10,6 +10,7 @@
 
 mod asking;
 mod forward;
+mod measuring;
 mod members;
 mod messages;
 mod moving;
@@ -503,6 +504,7 @@ impl Handler for Answers {
                 }
                 Question::Ask { pool, request } => roles.answer_passed_on(pool, *request).await,
                 Question::LastMove {} => roles.own_last_move().map(|info| Answer::Moved { info }),
+                Question::Measure { node } => measuring::answer(&roles, NodeId(node)).await,
             }
         });
         if let Err(error) = answered.await {
