@@ -114,8 +114,11 @@ impl Exports for PoolExports {
     }
 
     async fn release(&self, reservation: &ReservationRequest, _client: &Client) -> Result<()> {
-        let volume = self.find(&reservation.export)?;
-        match self.reservations.release(volume.id().0, &request_of(reservation)).await {
+        let released = async {
+            let volume = self.find(&reservation.export)?;
+            self.reservations.release(volume.id().0, &request_of(reservation)).await
+        };
+        match released.await {
             Err(error) => Err(self.confirmed(error).await),
             released => released,
         }
