@@ -35,6 +35,12 @@ impl MembersInfo {
     pub fn losses(&self) -> u64 {
         (self.members.len() as u64).min(self.quorum).saturating_sub(1)
     }
+
+    /// Whether each flush waits for the store.
+    #[must_use]
+    pub fn flushes_to_store(&self) -> bool {
+        self.degraded == Degraded::Store && !self.away.is_empty()
+    }
 }
 
 /// A member.

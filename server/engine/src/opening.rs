@@ -32,7 +32,7 @@ use block::quantities::ByteSize;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use control::keys::KeyRing;
-use control::manifest::{Configuration, Degraded, NodeDir, Ownership, TakeOver, Terms};
+use control::manifest::{Configuration, NodeDir, Ownership, TakeOver, Terms};
 use control::store::{Store, StoreOptions};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -390,11 +390,11 @@ fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>,
         config.retention,
         &recovery.missing_spill_files,
     )?;
-    let is_alone =
-        |members: &Configuration| members.degraded == Degraded::Store && !members.away.is_empty();
     // Before the first flush of a client.
     let manifest = taken.ownership.manifest();
-    pool.set_flushes_to_store(manifest.configuration.as_ref().is_some_and(is_alone));
+    pool.set_flushes_to_store(
+        manifest.configuration.as_ref().is_some_and(Configuration::flushes_to_store),
+    );
     let clock = &config.clock;
     let newest_stamp = pool.newest_stamp(clock.unix_seconds());
     pool.set_clock(ProvenClock::open(clock.clone(), &taken.dir, newest_stamp, conditions.clone()));

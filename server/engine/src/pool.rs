@@ -15,6 +15,7 @@ mod kept;
 #[cfg(any(test, feature = "testing"))]
 mod killing;
 mod lost_writes;
+mod ownership;
 mod schedules;
 mod snapshots;
 mod stalled;
@@ -271,25 +272,6 @@ impl Pool {
     /// Lets each flush wait for the store from now on, or no longer, whatever the durability of its volume.
     pub fn set_flushes_to_store(&self, is_on: bool) {
         self.shared.flushes_to_store.store(is_on, Ordering::Release);
-    }
-
-    /// Ends the pool, which another node owns: nothing is served from now on.
-    pub fn lose(&self, error: Error) {
-        self.shared.fail(error);
-    }
-
-    /// Confirms that this process owns the pool at a moment after the call. Without members of the log, the store
-    /// tells.
-    ///
-    /// # Errors
-    /// The failure of the pool, if it does not own it any more; those of reading the store.
-    #[async_recursion]
-    pub async fn confirm_ownership(&self) -> Result<()> {
-        self.shared.check_serving()?;
-        match self.shared.log.has_replicas() {
-            true => self.shared.log.await_lease().await,
-            false => self.shared.tier.check_owner().await,
-        }
     }
 
     /// The volume that is served under `name`.

@@ -22,8 +22,8 @@ pub const VERSION: u32 = 1;
 /// use the pool's.
 pub const KEYED_VERSION: u32 = 2;
 
-/// Most bytes of an encoded record. Chosen by hand: twice the need of as many clients as may have volumes, with labels
-/// of the greatest length. Below the limit of the log.
+/// Most bytes of an encoded record. Chosen by hand: as many clients as may have volumes, with labels of the greatest
+/// length, need 620 KiB. Below the limit of the log.
 pub const RECORD_BYTES_MAX: usize = 1 << 20;
 const _: () = assert!(RECORD_BYTES_MAX <= wal::RECORD_BYTES_MAX);
 

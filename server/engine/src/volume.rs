@@ -223,7 +223,14 @@ impl Volume {
         clients: Vec<ClientRecord>,
         given_up: impl Future<Output = ()> + Send,
     ) -> Result<VolumeRecord> {
-        let _one_at_a_time = self.record_changes.lock().await;
+        let mut given_up = std::pin::pin!(given_up);
+        let _one_at_a_time = tokio::select! {
+            guard = self.record_changes.lock() => guard,
+            () = &mut given_up => {
+                let what = "change the record of the volume: an earlier change waits for the write log";
+                return Err(Error::new(ErrorKind::Unavailable, what));
+            }
+        };
         self.shared.check_serving()?;
         self.check_not_removed()?;
         let mut record = self.record();

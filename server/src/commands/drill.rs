@@ -86,9 +86,12 @@ async fn calm_members(config: &Config) -> Result<MembersInfo> {
             Ok(Some(Reply::Members(info))) => {
                 let away =
                     info.members.iter().find(|one| !one.is_connected || one.behind > BEHIND_MAX);
-                match away {
-                    None => return Ok(info),
-                    Some(one) => {
+                match (away, info.away.first()) {
+                    (None, None) => return Ok(info),
+                    (None, Some(node)) => {
+                        format!("node {node} was left out of the write log, and is not back yet")
+                    }
+                    (Some(one), _) => {
                         let error = one.error.clone();
                         let why =
                             error.unwrap_or_else(|| format!("it lacks {} batches", one.behind));

@@ -45,6 +45,8 @@ pub(crate) async fn keep_going(
         else {
             continue;
         };
+        // Also after a change that failed.
+        open.pool.set_flushes_to_store(configuration.flushes_to_store());
         if has_quorum(&owned, &configuration, &open) {
             lost_since = None;
             let is_due = looked_back.is_none_or(|at| clock.since(at) >= TAKE_BACK_PAUSE);
@@ -100,13 +102,15 @@ async fn go_on(roles: &Roles, open: &OpenPool, owned: &OwnedLog) -> Result<()> {
         return Err(Error::new(ErrorKind::Busy, what));
     };
     let configuration = configuration_of(open)?;
+    if has_quorum(owned, &configuration, open) {
+        return Ok(()); // enough are back
+    }
     let answers = answers(owned, open);
     let next = configuration.without(|member| !answers(member));
     let names: Vec<&str> = next.away.iter().map(|member| member.node_name.as_str()).collect();
-    let is_to_store = configuration.degraded == Degraded::Store;
-    if is_to_store {
-        open.pool.set_flushes_to_store(true);
-    }
+    let is_to_store = next.flushes_to_store();
+    // Before fewer members acknowledge anything.
+    open.pool.set_flushes_to_store(is_to_store);
     change(open, owned, &next).await?;
     tracing::warn!(
         away = names.join(", "),
@@ -168,17 +172,28 @@ async fn take_back_one(
     }
     owned.bring_up(id)?;
     let changed = async {
-        bring_up(&*open.config.clock, owned, id, &away.node_name).await?;
+        tokio::select! {
+            up = bring_up(&*open.config.clock, owned, id, &away.node_name) => up?,
+            // Leaving out those that are gone does not wait for this one.
+            () = quorum_lost(owned, &configuration, open) => {
+                let what = "bring a node up: other members do not answer";
+                return Err(Error::new(ErrorKind::Unavailable, what));
+            }
+        }
         change(open, owned, &next).await
     };
     if let Err(error) = changed.await {
         owned.give_up(id);
         return Err(error);
     }
-    if next.away.is_empty() {
-        open.pool.set_flushes_to_store(false);
-    }
+    open.pool.set_flushes_to_store(next.flushes_to_store());
     Ok(true)
+}
+
+async fn quorum_lost(owned: &OwnedLog, configuration: &Configuration, open: &OpenPool) {
+    while has_quorum(owned, configuration, open) {
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
 }
 
 /// Sets the conduct of the owner without a quorum.
@@ -190,15 +205,9 @@ pub(crate) async fn set_degraded(roles: &Roles, open: &OpenPool, to: Degraded) -
     let owned = owned_by(roles).await?;
     let configuration = configuration_of(open)?;
     if configuration.degraded != to {
-        // Before the link, and after it when it ends: flushes wait longer than they have to, never less.
-        let is_to_store = to == Degraded::Store && !configuration.away.is_empty();
-        if is_to_store {
-            open.pool.set_flushes_to_store(true);
-        }
-        change(open, &owned, &Configuration { degraded: to, ..configuration }).await?;
-        if !is_to_store {
-            open.pool.set_flushes_to_store(false);
-        }
+        let next = Configuration { degraded: to, ..configuration };
+        change(open, &owned, &next).await?;
+        open.pool.set_flushes_to_store(next.flushes_to_store());
     }
     Ok(format!("without a quorum of its write log, {}", conduct(to)))
 }

@@ -1,7 +1,7 @@
 //! Text output about a pool as a whole: its consistency, and its removal.
 
 use super::table;
-use api::member::{Degraded, MemberInfo, MembersInfo};
+use api::member::{MemberInfo, MembersInfo};
 use api::pool::{FsckInfo, MoveInfo, PoolPurged, PoolRemoved, PoolRestored};
 use block::quantities::{ByteSize, utc};
 use std::fmt::Write;
@@ -38,7 +38,7 @@ pub(super) fn members(info: &MembersInfo) -> String {
         std::iter::once(head).chain(info.members.iter().map(row)).chain(away).collect();
     let (count, quorum) = (info.members.len(), info.quorum);
     let safety = match info.losses() {
-        0 if info.degraded == Degraded::Store && !info.away.is_empty() => {
+        0 if info.flushes_to_store() => {
             "a loss of this machine loses what was not flushed".to_owned()
         }
         0 => "a loss of this machine loses what the store lacks".to_owned(),

@@ -1,7 +1,6 @@
 //! Text output about the state of a pool.
 
 use super::{node, pairs};
-use api::member::Degraded;
 use api::restore::RestoreInfo;
 use api::status::{CacheInfo, ConditionInfo, NbdInfo, SpaceInfo, StatusInfo};
 use block::quantities::{ByteSize, utc};
@@ -226,7 +225,7 @@ fn at_risk_where(info: &StatusInfo) -> String {
     let Some(members) = &info.members else { return "only on this machine".to_owned() };
     let count = members.members.len();
     let safety = match members.losses() {
-        0 if members.degraded == Degraded::Store && !members.away.is_empty() => {
+        0 if members.flushes_to_store() => {
             "alone: a loss of this machine loses what was not flushed".to_owned()
         }
         0 => "alone: a loss of this machine loses it".to_owned(),
@@ -249,7 +248,7 @@ fn at_risk_where(info: &StatusInfo) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::member::{MemberInfo, MembersInfo};
+    use api::member::{Degraded, MemberInfo, MembersInfo};
 
     #[test]
     fn status_says_which_losses_the_log_survives() {

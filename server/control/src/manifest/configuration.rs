@@ -125,6 +125,12 @@ impl Configuration {
         Some(self.without(|member| member.id != id))
     }
 
+    /// Whether each flush waits for the store: members are away, and the pool's setting asks for it.
+    #[must_use]
+    pub fn flushes_to_store(&self) -> bool {
+        self.degraded == Degraded::Store && !self.away.is_empty()
+    }
+
     /// The configuration without the members that are missing, which are away. Its quorum is the majority
     /// of the others.
     #[must_use]

@@ -37,7 +37,7 @@ impl Pool {
         };
         let Some(volume) = self.volumes().into_iter().find(|volume| volume.id() == id) else {
             let is_served = |state| state == VolumeState::Present;
-            let known = self.volumes.lock().records.get(&id.0).map(|record| record.state.clone());
+            let known = self.volumes.lock().records.get(&id.0).map(|record| record.state);
             if clients.is_empty() && !known.is_some_and(is_served) {
                 return Ok(()); // no client outlives its volume
             }
@@ -50,8 +50,8 @@ impl Pool {
         let record = volume.update_clients(clients, given_up).await.map_err(|error| {
             let what = match error.kind() {
                 ErrorKind::Unavailable => {
-                    "record the clients of the volume: the write log has no room; try again when the object store \
-                     takes data"
+                    "record the clients of the volume: the write log does not take it; try again, and if the log is \
+                     full, once the object store takes data"
                 }
                 _ => "record the clients of the volume",
             };
