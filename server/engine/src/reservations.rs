@@ -7,8 +7,8 @@
 //! Invariants:
 //! - A volume that is attached exclusively, for its device or its client, has no other writer, and the reverse: two
 //!   file systems mounted from one volume would destroy it.
-//! - An attachment is recorded durably, with its volume, before its first request. An attachment that was ended by force is recorded as
-//!   ended before another client is let in: an old client that comes back is refused.
+//! - An attachment is recorded durably, with its volume, before its first request. An attachment that was ended by
+//!   force is recorded as ended before another client is let in: an old client that comes back is refused.
 //! - A connection, device or owner starts after the last request of its predecessors has ended: their entries in the
 //!   write log are visible then, or were taken back. A connection counts as ended when its client has closed it, even
 //!   if it still has requests to read and to run. Open connections are not affected (`leftovers`).
