@@ -7,8 +7,8 @@
 //! - With several addresses, a server that does not know attachments is not used: it could run a
 //!   request of the old path after the new path has repeated it.
 //! - A server that offers less than the device was made with is not used.
-//! - The attachment counts as ended once all servers say so. One alone may be a server that has lost
-//!   the pool to another one.
+//! - The attachment counts as ended once a server says so and none admits the client. A server says so only after
+//!   it has confirmed that it owns the pool.
 
 use super::addresses::Addresses;
 use block::{Error, ErrorKind, Result};

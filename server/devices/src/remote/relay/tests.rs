@@ -359,12 +359,28 @@ async fn write_of_the_old_path_never_lands_on_one_of_the_new() {
 }
 
 #[tokio::test]
-async fn attachment_is_over_when_all_servers_say_so() {
+async fn attachment_is_over_when_a_server_says_so_and_none_admits_the_client() {
     let (disk, one, other) = disk_with([true, false]).await;
     let mut kernel = Kernel::attached(&[&one, &other]).await;
     kernel.write(1, 11).await;
     let refusal = kernel.relay.refusal();
-    // Only the server that lost the pool is reachable: it may be wrong.
+    drop(kernel.relay.dial(1).await.unwrap());
+    assert!(refusal.borrow().is_none(), "the other server admits it");
+    // A server confirms that it owns the pool before it refuses, so the others need not be reachable.
+    one.path.send_replace(Path::Cut);
+    *disk.fenced.lock() = true;
+    let error = kernel.relay.dial(0).await.map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fenced, "{}", error.chain());
+    assert!(refusal.borrow().is_some(), "the device ends");
+}
+
+#[tokio::test]
+async fn attachment_lasts_while_no_server_can_tell() {
+    let (_disk, one, other) = disk_with([false; 2]).await;
+    let mut kernel = Kernel::attached(&[&one, &other]).await;
+    kernel.write(1, 11).await;
+    let refusal = kernel.relay.refusal();
+    one.path.send_replace(Path::Cut);
     other.path.send_replace(Path::Cut);
     let relay = kernel.ended().await;
     let error = relay.dial(0).await.map(drop).unwrap_err();
@@ -373,10 +389,6 @@ async fn attachment_is_over_when_all_servers_say_so() {
     other.path.send_replace(Path::Open);
     let mut kernel = Kernel::connected(relay).await.unwrap();
     assert_eq!(kernel.read(2).await, 11);
-    *disk.fenced.lock() = true;
-    let error = kernel.relay.dial(0).await.map(drop).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Fenced, "{}", error.chain());
-    assert!(refusal.borrow().is_some(), "the device ends");
 }
 
 #[tokio::test]
