@@ -29,6 +29,9 @@ pub struct NodeInfo {
     pub id: String,
     /// `HOST:PORT` of each of its addresses.
     pub addresses: Vec<String>,
+    /// Label of its zone, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
     /// It is the node that answers.
     pub is_this: bool,
     /// Open connections between it and this node; absent for this node, and if no daemon serves this

@@ -91,6 +91,25 @@ impl From<Refusal> for Error {
     }
 }
 
+/// A node that is to be admitted, as it describes itself.
+#[derive(Clone, Copy, Debug)]
+pub struct NewNode<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// `HOST:PORT` of each address under which other nodes reach it.
+    pub addresses: &'a [String],
+    /// The label of its zone, such as a data center; nodes without one count as one zone.
+    pub zone: Option<&'a str>,
+}
+
+impl<'a> NewNode<'a> {
+    /// Describes a node without a zone.
+    #[must_use]
+    pub fn new(name: &'a str, addresses: &'a [String]) -> NewNode<'a> {
+        NewNode { name, addresses, zone: None }
+    }
+}
+
 /// An admitted node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -100,6 +119,8 @@ pub struct Node {
     pub name: String,
     /// `HOST:PORT` of each address, in the order in which they are tried.
     pub addresses: Vec<String>,
+    /// The label of its zone.
+    pub zone: Option<String>,
     /// Its certificate, X.509 in DER.
     pub certificate: Vec<u8>,
     /// The node that admitted it; itself for the founder.
@@ -163,10 +184,15 @@ impl AdmissionList {
     /// Begins the list of a cluster that `identity` founds.
     ///
     /// # Errors
-    /// `Invalid` for addresses that are not allowed.
-    pub fn found(identity: &Identity, addresses: &[String]) -> Result<AdmissionList> {
+    /// `Invalid` for addresses or a zone that are not allowed.
+    pub fn found(
+        identity: &Identity,
+        addresses: &[String],
+        zone: Option<&str>,
+    ) -> Result<AdmissionList> {
         let mut list = AdmissionList::empty(ClusterId::founded_by(identity.certificate()));
-        list.admit(identity, identity.name(), addresses, identity.certificate())?;
+        let founder = NewNode { name: identity.name(), addresses, zone };
+        list.admit(identity, founder, identity.certificate())?;
         Ok(list)
     }
 
@@ -276,7 +302,8 @@ impl AdmissionList {
         self.nodes = BTreeMap::new();
         for digest in &belief.admissions {
             let record = &self.records[digest];
-            let Statement::Admission { name, addresses, certificate } = &record.statement else {
+            let Statement::Admission { name, addresses, zone, certificate } = &record.statement
+            else {
                 continue;
             };
             if self.removed.contains(&record.node) {
@@ -287,6 +314,7 @@ impl AdmissionList {
                 id: record.node,
                 name: name.clone(),
                 addresses: addresses.clone(),
+                zone: zone.clone(),
                 certificate: certificate.clone(),
                 admitted_by: record.signer,
             });
@@ -327,14 +355,14 @@ impl AdmissionList {
     ///
     /// # Errors
     /// `Denied` if this node was removed or the other was; `Busy` if the name is taken; `Invalid`
-    /// for a name, address or certificate that is not allowed; `Full`.
+    /// for a name, address, zone or certificate that is not allowed; `Full`.
     pub fn admit(
         &mut self,
         identity: &Identity,
-        name: &str,
-        addresses: &[String],
+        new: NewNode<'_>,
         certificate: &[u8],
     ) -> Result<()> {
+        let NewNode { name, addresses, zone } = new;
         let node = NodeId::of(certificate);
         if !self.records.is_empty() {
             self.check_signer(identity)?;
@@ -356,13 +384,14 @@ impl AdmissionList {
         let statement = Statement::Admission {
             name: name.to_owned(),
             addresses: addresses.to_vec(),
+            zone: zone.map(str::to_owned),
             certificate: certificate.to_vec(),
         };
         let record = Record::sign(identity, self.cluster, node, statement)?;
         if !record.is_well_formed() {
             let context = format!(
-                "node {name:?} needs a name, 1 to {ADDRESS_COUNT_MAX} addresses HOST:PORT, and a \
-                 certificate of this program"
+                "node {name:?} needs a name, 1 to {ADDRESS_COUNT_MAX} addresses HOST:PORT, a zone \
+                 that is like a name if it has one, and a certificate of this program"
             );
             return Err(Error::new(ErrorKind::Invalid, context));
         }

@@ -5,7 +5,7 @@
 //! - At most [`STRANGER_COUNT_MAX`] connections at a time have not yet proven to be of a node.
 //! - Everything that `serve` started ends when its future is dropped.
 
-use crate::admission::{AdmissionList, Conflict, Node};
+use crate::admission::{AdmissionList, Conflict, NewNode, Node};
 use crate::connection::accept::{Caller, Incoming, accept};
 use crate::connection::dial::{Target, dial};
 use crate::connection::{Connection, Hello, Refused, Service};
@@ -15,6 +15,7 @@ use crate::home::refuse_member;
 use crate::identity::{ClusterId, Digest, Identity, NodeId};
 use crate::join::{self, Tokens};
 use crate::membership::Membership;
+use crate::probe::{self, AnswerLimits, Limits, Measurement};
 use crate::tls::{self, Acceptors};
 use crate::token::Token;
 use async_trait::async_trait;
@@ -78,6 +79,10 @@ struct Inner {
     acceptors: Acceptors,
     handlers: RwLock<HashMap<Service, Arc<dyn Handler>>>,
     environment: Environment,
+    /// Held by the probe that this node makes.
+    probing: tokio::sync::Mutex<()>,
+    /// The turn of a probe that this node answers.
+    answering: Semaphore,
 }
 
 impl fmt::Debug for Cluster {
@@ -87,21 +92,15 @@ impl fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// Founds a cluster with this node as the only one. `addresses` are the `HOST:PORT` under which
-    /// other nodes reach it.
+    /// Founds a cluster with this node as the only one.
     ///
     /// # Errors
-    /// `Busy` if the directory belongs to a cluster; `Invalid` for a name or address that is not
+    /// `Busy` if the directory belongs to a cluster; `Invalid` for a name, address or zone that is not
     /// allowed; `Io`.
-    pub fn init(
-        dir: &Path,
-        name: &str,
-        addresses: &[String],
-        environment: Environment,
-    ) -> Result<Cluster> {
+    pub fn init(dir: &Path, node: NewNode<'_>, environment: Environment) -> Result<Cluster> {
         refuse_member(dir)?;
-        let identity = Identity::open_or_generate(dir, name)?;
-        let list = AdmissionList::found(&identity, addresses)?;
+        let identity = Identity::open_or_generate(dir, node.name)?;
+        let list = AdmissionList::found(&identity, node.addresses, node.zone)?;
         let lock = home::claim(dir, &identity)?;
         let membership = Membership::create(dir, identity, lock, list)?;
         Cluster::new(dir, membership, environment)
@@ -125,13 +124,12 @@ impl Cluster {
     /// reached; `Io`. Except for `Busy` about the directory, the same call may be repeated.
     pub async fn join(
         dir: &Path,
-        name: &str,
-        addresses: &[String],
+        node: NewNode<'_>,
         token: &str,
         environment: Environment,
     ) -> Result<Cluster> {
         let token = Token::parse(token)?;
-        let membership = join::join(dir, name, addresses, &token).await?;
+        let membership = join::join(dir, node, &token).await?;
         Cluster::new(dir, membership, environment)
     }
 
@@ -144,6 +142,8 @@ impl Cluster {
             handlers: RwLock::default(),
             membership,
             environment,
+            probing: tokio::sync::Mutex::default(),
+            answering: Semaphore::new(1),
         })))
     }
 
@@ -213,9 +213,9 @@ impl Cluster {
     /// Registers the handler of a service, in place of an earlier one.
     ///
     /// # Panics
-    /// For `join` and `admissions`, which the cluster serves itself.
+    /// For `join`, `admissions` and `probe`, which the cluster serves itself.
     pub fn register(&self, service: Service, handler: Arc<dyn Handler>) {
-        let is_own = matches!(service, Service::Join | Service::Admissions);
+        let is_own = matches!(service, Service::Join | Service::Admissions | Service::Probe);
         assert!(!is_own, "{service} has a handler");
         self.0.handlers.write().insert(service, handler);
     }
@@ -255,6 +255,17 @@ impl Cluster {
             self.0.spread.saw(node, theirs);
         }
         Ok(Connection::new((node, peer.name), service, pool, stream))
+    }
+
+    /// Measures the path to another node, over a connection of its own. Waits until no other probe of this
+    /// node runs; a probe takes a second or two, and ten at most.
+    ///
+    /// # Errors
+    /// Those of [`Cluster::connect`]; `Unavailable` if the node does not answer in time.
+    pub async fn measure(&self, node: NodeId) -> Result<Measurement> {
+        let _one_at_a_time = self.0.probing.lock().await;
+        let connection = self.connect(node, Service::Probe, None).await?;
+        probe::measure(connection, &*self.0.environment.clock, Limits::DEFAULT).await
     }
 
     /// Serves the connections of these listeners, and exchanges lists with the other nodes. Runs until
@@ -330,6 +341,11 @@ impl Cluster {
             let stream = incoming.accept(membership).await?;
             let connection = Connection::new(self.named(node), Service::Admissions, None, stream);
             return exchange::answer(membership, connection).await;
+        }
+        if incoming.service == Service::Probe {
+            let stream = incoming.accept(membership).await?;
+            let connection = Connection::new(self.named(node), Service::Probe, None, stream);
+            return probe::answer(connection, &self.0.answering, AnswerLimits::DEFAULT).await;
         }
         self.serve_handler(node, incoming).await
     }

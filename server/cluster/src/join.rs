@@ -8,7 +8,7 @@
 //! - The joiner sends the secret only after the handshake has proven the pinned certificate, and
 //!   keeps nothing of a list that does not have both nodes.
 
-use crate::admission::AdmissionList;
+use crate::admission::{AdmissionList, NewNode};
 use crate::connection::dial::{Target, dial};
 use crate::connection::{Frame, Hello, PeerStream, Service, frames};
 use crate::home;
@@ -197,6 +197,8 @@ struct Request {
     secret: String,
     name: String,
     addresses: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    zone: Option<String>,
 }
 
 impl Drop for Request {
@@ -262,7 +264,9 @@ fn admit(
     let secret = Secret(from_hex(&request.secret).ok_or_else(odd)?);
     tokens.redeem(&secret, NodeId::of(certificate))?;
     membership.change(|list| {
-        list.admit(membership.identity(), &request.name, &request.addresses, certificate)
+        let (name, addresses) = (&request.name, &request.addresses);
+        let node = NewNode { name, addresses, zone: request.zone.as_deref() };
+        list.admit(membership.identity(), node, certificate)
     })?;
     Ok(membership.list())
 }
@@ -273,14 +277,9 @@ fn admit(
 /// `Busy` if the directory belongs to a cluster or the name is taken; `Denied` if the token has
 /// expired or was used, or another node answers at its addresses; `Unsupported` for another version
 /// of the program; `Unavailable` if the issuer cannot be reached; `Io`.
-pub async fn join(
-    dir: &Path,
-    name: &str,
-    addresses: &[String],
-    token: &Token,
-) -> Result<Membership> {
+pub async fn join(dir: &Path, node: NewNode<'_>, token: &Token) -> Result<Membership> {
     refuse_member(dir)?;
-    let identity = Identity::open_or_generate(dir, name)?;
+    let identity = Identity::open_or_generate(dir, node.name)?;
     let target = Target {
         peer: "the issuer of the token".to_owned(),
         addresses: &token.addresses,
@@ -295,7 +294,7 @@ pub async fn join(
     // The token will be bound to this key, so the key must outlive a crash.
     let lock = home::claim(dir, &identity)?;
     let late = |_| Error::new(ErrorKind::Unavailable, "wait for the issuer of the token: too long");
-    let reply = timeout(JOIN_TIME_MAX, ask(stream, name, addresses, token));
+    let reply = timeout(JOIN_TIME_MAX, ask(stream, node, token));
     let list = reply.await.map_err(late)??;
     let issuer = list.nodes().values().find(|node| sha256(&node.certificate) == token.issuer);
     if issuer.is_none() {
@@ -305,15 +304,15 @@ pub async fn join(
     Membership::create(dir, identity, lock, list)
 }
 
-async fn ask(
-    stream: PeerStream,
-    name: &str,
-    addresses: &[String],
-    token: &Token,
-) -> Result<AdmissionList> {
+async fn ask(stream: PeerStream, node: NewNode<'_>, token: &Token) -> Result<AdmissionList> {
     let (mut reader, mut writer) = frames(stream, Service::Admissions, "the issuer".to_owned());
     let secret = to_hex(&token.secret.0);
-    let request = Request { secret, name: name.to_owned(), addresses: addresses.to_vec() };
+    let request = Request {
+        secret,
+        name: node.name.to_owned(),
+        addresses: node.addresses.to_vec(),
+        zone: node.zone.map(str::to_owned),
+    };
     let json = Zeroizing::new(serde_json::to_vec(&request).expect("it has only texts"));
     writer.write(REQUEST, 0, &[Bytes::copy_from_slice(&json)]).await?;
     let gone = || Error::new(ErrorKind::Unavailable, "the issuer of the token gave no answer");

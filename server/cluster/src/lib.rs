@@ -23,6 +23,7 @@
 //! connection  dialing, accepting, the hello, frames
 //! join        both sides of joining
 //! exchange    both sides of the exchange of lists
+//! probe       both sides of a measurement of the path between two nodes
 //! cluster     the whole, as a process runs it
 //! ```
 #![forbid(unsafe_code)]
@@ -36,14 +37,16 @@ pub mod identity;
 mod join;
 mod links;
 mod membership;
+pub mod probe;
 mod seeded_bugs;
 mod tls;
 pub mod token;
 
-pub use admission::{Conflict, Node};
+pub use admission::{Conflict, NewNode, Node};
 pub use cluster::{Cluster, Environment, Handler};
 pub use connection::{Connection, Frame, FrameReader, FrameWriter, PeerStream, Service};
 pub use home::is_member;
 pub use identity::{ClusterId, NodeId, node_dir};
 pub use join::TOKEN_LIFE_SECONDS;
+pub use probe::Measurement;
 pub use token::Token;

@@ -19,4 +19,6 @@ block::seeded_bugs! {
     pin_unchecked: "pin-unchecked",
     /// A resumed session passes by the list of nodes.
     sessions_resumed: "sessions-resumed",
+    /// The answers to a probe are late, as on a slow network.
+    probe_answered_late: "probe-answered-late",
 }

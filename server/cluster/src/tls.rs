@@ -243,7 +243,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let identity = Identity::generate("n1").unwrap();
         let lock = crate::home::claim(dir.path(), &identity).unwrap();
-        let list = AdmissionList::found(&identity, &["127.0.0.1:1".to_owned()]).unwrap();
+        let list = AdmissionList::found(&identity, &["127.0.0.1:1".to_owned()], None).unwrap();
         let membership = Membership::create(dir.path(), identity, lock, list).unwrap();
         (dir, Arc::new(membership))
     }

@@ -15,7 +15,7 @@ use block::{Error, ErrorKind, Result};
 use cli::args::{Cli, NewNodeArgs, NodeCommand, PoolArgs};
 use cli::{output, print};
 use cluster::admission::{ADDRESS_COUNT_MAX, is_address};
-use cluster::{Cluster, Token};
+use cluster::{Cluster, NewNode, Token};
 use std::io::{BufRead, Read};
 use std::path::Path;
 
@@ -38,7 +38,7 @@ async fn init(cli: &Cli, pool: &PoolArgs, node: &NewNodeArgs) -> Result<(), Fail
     let config = load_pool(pool)?;
     let name = checked_name(node)?;
     let is_restart_needed = is_daemon_running(config.dir()).await;
-    let cluster = Cluster::init(config.dir(), &name, &node.address, environment())
+    let cluster = Cluster::init(config.dir(), new_node(&name, node), environment())
         .map_err(|error| error.context("found a cluster"))?;
     let founded = ClusterFounded {
         cluster: cluster.cluster_id().to_string(),
@@ -64,7 +64,7 @@ async fn join(
     let token = read.as_ref().unwrap_or(token).expose();
     Token::parse(token).map_err(Failure::Usage)?;
     let is_restart_needed = is_daemon_running(config.dir()).await;
-    let cluster = Cluster::join(config.dir(), &name, &node.address, token, environment())
+    let cluster = Cluster::join(config.dir(), new_node(&name, node), token, environment())
         .await
         .map_err(|error| error.context("join the cluster"))?;
     let joined = ClusterJoined {
@@ -81,7 +81,11 @@ fn own_info(cluster: &Cluster) -> NodeInfo {
     own.map(|own| node_info(cluster, false, own)).unwrap_or_default()
 }
 
-/// Returns the name of a new node, and checks it and the addresses.
+fn new_node<'a>(name: &'a str, node: &'a NewNodeArgs) -> NewNode<'a> {
+    NewNode { name, addresses: &node.address, zone: node.zone.as_deref() }
+}
+
+/// Returns the name of a new node, and checks it, the addresses and the zone.
 fn checked_name(node: &NewNodeArgs) -> Result<String, Failure> {
     if node.address.len() > ADDRESS_COUNT_MAX {
         return Err(usage(format!("read --address: a node has at most {ADDRESS_COUNT_MAX}")));
@@ -90,6 +94,9 @@ fn checked_name(node: &NewNodeArgs) -> Result<String, Failure> {
         return Err(usage(format!(
             "read --address {wrong}: write HOST:PORT, like 10.0.0.1:7400 or [fd00::1]:7400"
         )));
+    }
+    if let Some(zone) = &node.zone {
+        check_name("zone", zone).map_err(usage)?;
     }
     let (name, advice) = match &node.name {
         Some(name) => (name.clone(), ""),

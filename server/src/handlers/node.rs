@@ -147,6 +147,7 @@ pub(crate) fn node_info(cluster: &Cluster, is_served: bool, node: Node) -> NodeI
         name: node.name,
         id: node.id.to_string(),
         addresses: node.addresses,
+        zone: node.zone,
         is_this,
         connection_count: count,
     }

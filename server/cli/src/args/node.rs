@@ -70,6 +70,9 @@ pub struct NewNodeArgs {
     /// Name of the node; the machine's host name by default
     #[arg(long)]
     pub name: Option<String>,
+    /// Zone of the node, such as a data center; traffic within and across zones is counted
+    #[arg(long)]
+    pub zone: Option<String>,
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "clap takes a parser that may fail")]

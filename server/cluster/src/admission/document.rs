@@ -12,8 +12,10 @@ use crate::identity::{ClusterId, Digest, NodeId};
 use block::hex::{from_hex, to_hex, vec_from_hex};
 use serde::{Deserialize, Serialize};
 
-/// Version of the document.
+/// Version of a document without zones.
 const VERSION: u32 = 1;
+/// Version of a document with the zone of a node.
+const VERSION_WITH_ZONES: u32 = 2;
 /// Bytes of the longest document. Chosen by hand: 1,000 admissions have 4.5 MiB if every field is as
 /// long as it may be, and a removal keeps few records.
 pub const DOCUMENT_BYTES_MAX: usize = 8 << 20;
@@ -33,6 +35,8 @@ enum Row {
         id: NodeId,
         name: String,
         addresses: Vec<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        zone: Option<String>,
         certificate: String,
         admitted_by: NodeId,
         signature: String,
@@ -48,10 +52,11 @@ enum Row {
 /// Encodes the records of a cluster, which come in the order of their digests.
 pub fn encode<'a>(cluster: ClusterId, records: impl Iterator<Item = &'a Record>) -> Vec<u8> {
     let row = |record: &Record| match &record.statement {
-        Statement::Admission { name, addresses, certificate } => Row::Admission {
+        Statement::Admission { name, addresses, zone, certificate } => Row::Admission {
             id: record.node,
             name: name.clone(),
             addresses: addresses.clone(),
+            zone: zone.clone(),
             certificate: to_hex(certificate),
             admitted_by: record.signer,
             signature: to_hex(&record.signature),
@@ -63,8 +68,14 @@ pub fn encode<'a>(cluster: ClusterId, records: impl Iterator<Item = &'a Record>)
             signature: to_hex(&record.signature),
         },
     };
-    let document = Document { version: VERSION, cluster, records: records.map(row).collect() };
+    let records: Vec<Row> = records.map(row).collect();
+    let document = Document { version: version_of(&records), cluster, records };
     serde_json::to_vec(&document).expect("it has only texts")
+}
+
+fn version_of(records: &[Row]) -> u32 {
+    let has_zone = |row: &Row| matches!(row, Row::Admission { zone: Some(_), .. });
+    if records.iter().any(has_zone) { VERSION_WITH_ZONES } else { VERSION }
 }
 
 /// Decodes a document.
@@ -80,12 +91,15 @@ pub fn decode(bytes: &[u8]) -> Result<(ClusterId, Vec<Record>), Refusal> {
         return Err(Refusal::TooLarge);
     }
     let any: OfAnyVersion = serde_json::from_slice(bytes).map_err(|_| Refusal::Damaged)?;
-    if any.version != VERSION {
-        return Err(Refusal::Version { theirs: any.version, ours: VERSION });
+    if ![VERSION, VERSION_WITH_ZONES].contains(&any.version) {
+        return Err(Refusal::Version { theirs: any.version, ours: VERSION_WITH_ZONES });
     }
     let document: Document = serde_json::from_slice(bytes).map_err(|_| Refusal::Damaged)?;
     if document.records.len() > RECORD_COUNT_MAX {
         return Err(Refusal::TooLarge);
+    }
+    if document.version != version_of(&document.records) {
+        return Err(Refusal::Damaged);
     }
     let cluster = document.cluster;
     let records = document.records.into_iter().map(|row| record_of(cluster, row));
@@ -95,9 +109,10 @@ pub fn decode(bytes: &[u8]) -> Result<(ClusterId, Vec<Record>), Refusal> {
 
 fn record_of(cluster: ClusterId, row: Row) -> Option<Record> {
     let (node, signer, signature, statement) = match row {
-        Row::Admission { id, name, addresses, certificate, admitted_by, signature } => {
+        Row::Admission { id, name, addresses, zone, certificate, admitted_by, signature } => {
             let certificate = vec_from_hex(&certificate)?;
-            (id, admitted_by, signature, Statement::Admission { name, addresses, certificate })
+            let statement = Statement::Admission { name, addresses, zone, certificate };
+            (id, admitted_by, signature, statement)
         }
         Row::Removal { id, kept, removed_by, signature } => {
             let kept: Option<Vec<Digest>> = kept.iter().map(|digest| from_hex(digest)).collect();

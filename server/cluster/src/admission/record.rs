@@ -15,8 +15,10 @@ use block::quantities::check_name;
 
 /// First bytes of the canonical bytes.
 const MAGIC: &[u8; 8] = b"SPDLNODE";
-/// Version of the canonical bytes.
+/// Version of the canonical bytes without a zone.
 const VERSION: u16 = 1;
+/// Version of the canonical bytes of an admission with a zone.
+const VERSION_WITH_ZONE: u16 = 2;
 /// Addresses of a node. Chosen by hand: two families on two networks, and room.
 pub const ADDRESS_COUNT_MAX: usize = 8;
 /// Bytes of an address. Source: a DNS name has at most 253, RFC 1035; then a colon and a port.
@@ -33,6 +35,8 @@ pub enum Statement {
         name: String,
         /// `HOST:PORT` of each.
         addresses: Vec<String>,
+        /// The zone that it is in, such as a data center, if it has a label.
+        zone: Option<String>,
         /// X.509 in DER.
         certificate: Vec<u8>,
     },
@@ -80,7 +84,7 @@ impl Record {
     #[must_use]
     pub fn canonical(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&self.version().to_le_bytes());
         bytes.push(match self.statement {
             Statement::Admission { .. } => 1,
             Statement::Removal { .. } => 2,
@@ -90,13 +94,16 @@ impl Record {
         bytes.extend_from_slice(self.signer.0.as_bytes());
         bytes.extend_from_slice(self.node.0.as_bytes());
         match &self.statement {
-            Statement::Admission { name, addresses, certificate } => {
+            Statement::Admission { name, addresses, zone, certificate } => {
                 push(&mut bytes, name.as_bytes());
                 push_count(&mut bytes, addresses.len());
                 for address in addresses {
                     push(&mut bytes, address.as_bytes());
                 }
                 push(&mut bytes, certificate);
+                if let Some(zone) = zone {
+                    push(&mut bytes, zone.as_bytes());
+                }
             }
             Statement::Removal { kept } => {
                 push_count(&mut bytes, kept.len());
@@ -104,6 +111,13 @@ impl Record {
             }
         }
         bytes
+    }
+
+    fn version(&self) -> u16 {
+        match &self.statement {
+            Statement::Admission { zone: Some(_), .. } => VERSION_WITH_ZONE,
+            Statement::Admission { zone: None, .. } | Statement::Removal { .. } => VERSION,
+        }
     }
 
     /// Returns the SHA-256 of the canonical bytes, which identifies the record.
@@ -116,8 +130,9 @@ impl Record {
     #[must_use]
     pub fn is_well_formed(&self) -> bool {
         match &self.statement {
-            Statement::Admission { name, addresses, certificate } => {
+            Statement::Admission { name, addresses, zone, certificate } => {
                 check_name("node", name).is_ok()
+                    && zone.as_ref().is_none_or(|zone| check_name("zone", zone).is_ok())
                     && (1..=ADDRESS_COUNT_MAX).contains(&addresses.len())
                     && addresses.iter().all(|address| is_address(address))
                     && certificate.len() <= CERTIFICATE_BYTES_MAX

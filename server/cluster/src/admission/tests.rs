@@ -14,11 +14,11 @@ fn addresses() -> Vec<String> {
 }
 
 fn founded(founder: &Identity) -> AdmissionList {
-    AdmissionList::found(founder, &addresses()).unwrap()
+    AdmissionList::found(founder, &addresses(), None).unwrap()
 }
 
 fn admit(list: &mut AdmissionList, by: &Identity, node: &Identity) {
-    list.admit(by, node.name(), &addresses(), node.certificate()).unwrap();
+    list.admit(by, NewNode::new(node.name(), &addresses()), node.certificate()).unwrap();
 }
 
 fn merge(list: &mut AdmissionList, other: &AdmissionList) -> Merged {
@@ -41,6 +41,7 @@ fn admit_record(list: &AdmissionList, by: &Identity, node: &Identity) -> Record 
     let statement = Statement::Admission {
         name: node.name().to_owned(),
         addresses: addresses(),
+        zone: None,
         certificate: node.certificate().to_vec(),
     };
     Record::sign(by, list.cluster(), node.id(), statement).unwrap()
@@ -63,6 +64,34 @@ fn golden_bytes_of_a_list() {
     let golden = include_str!("../../testdata/cluster-v1.json").trim_end();
     assert_eq!(String::from_utf8(list.encode()).unwrap(), golden);
     assert_eq!(AdmissionList::decode(golden.as_bytes(), None).unwrap(), list);
+}
+
+/// Golden: the same with the zone of a node.
+#[test]
+fn golden_bytes_of_a_list_with_a_zone() {
+    let (first, second, addresses) = (node(1), node(2), addresses());
+    let mut list = founded(&first);
+    let new = NewNode { zone: Some("west"), ..NewNode::new("n2", &addresses) };
+    list.admit(&first, new, second.certificate()).unwrap();
+    let admission = list.records.values().find(|record| record.node == second.id()).unwrap();
+    let golden = digits(include_str!("../../testdata/admission-v2.hex"));
+    assert_eq!(to_hex(&admission.canonical()), golden);
+    let golden = include_str!("../../testdata/cluster-v2.json").trim_end();
+    assert_eq!(String::from_utf8(list.encode()).unwrap(), golden);
+    assert_eq!(AdmissionList::decode(golden.as_bytes(), None).unwrap(), list);
+    let zone = |id: NodeId| list.nodes()[&id].zone.as_deref();
+    assert_eq!((zone(first.id()), zone(second.id())), (None, Some("west")));
+    // The zone is signed, and the version tells whether there is one.
+    for (was, is) in [("west", "east"), ("\"version\":2", "\"version\":1")] {
+        let changed = golden.replace(was, is);
+        assert_eq!(AdmissionList::decode(changed.as_bytes(), None), Err(Refusal::Damaged));
+    }
+    let without = String::from_utf8(founded(&first).encode()).unwrap();
+    let changed = without.replace("\"version\":1", "\"version\":2");
+    assert_eq!(AdmissionList::decode(changed.as_bytes(), None), Err(Refusal::Damaged));
+    let new = NewNode { zone: Some("w est"), ..NewNode::new("n3", &addresses) };
+    let error = list.admit(&first, new, node(3).certificate()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
 #[test]
@@ -99,7 +128,8 @@ fn later_signatures_of_a_removed_node_do_not_count() {
     let deeper = vec![remove_record(&list, &fourth, first.id())];
     list.merge(deeper).unwrap();
     assert_eq!(ids(&list), set(&[&first, &third]));
-    let error = list.admit(&second, "n5", &addresses(), node(5).certificate()).unwrap_err();
+    let error =
+        list.admit(&second, NewNode::new("n5", &addresses()), node(5).certificate()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied);
     assert_eq!(list.remove(&second, first.id()).unwrap_err().kind(), ErrorKind::Denied);
 }
@@ -156,7 +186,8 @@ fn removal_wins_over_an_admission_elsewhere() {
     merge(&mut other, &one);
     assert_eq!(one, other);
     assert_eq!(ids(&one), set(&[&first, &second]));
-    let error = one.admit(&first, "n3", &addresses(), third.certificate()).unwrap_err();
+    let error =
+        one.admit(&first, NewNode::new("n3", &addresses()), third.certificate()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied);
 }
 
@@ -168,7 +199,8 @@ fn name_taken_is_refused_and_two_at_once_are_reported() {
     let mut other = one.clone();
     let (third, fourth) = (Identity::from_seed("db", [3; 32]), Identity::from_seed("db", [4; 32]));
     admit(&mut one, &first, &third);
-    let error = one.admit(&first, "db", &addresses(), fourth.certificate()).unwrap_err();
+    let error =
+        one.admit(&first, NewNode::new("db", &addresses()), fourth.certificate()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     admit(&mut other, &second, &fourth);
     merge(&mut one, &other);
@@ -215,8 +247,8 @@ fn damaged_documents_are_refused() {
     let text = String::from_utf8(list.encode()).unwrap();
     let renamed = text.replace("\"n2\"", "\"n3\"");
     assert_eq!(AdmissionList::decode(renamed.as_bytes(), None), Err(Refusal::Damaged));
-    let newer = text.replace("\"version\":1", "\"version\":2,\"new\":0");
-    let version = Refusal::Version { theirs: 2, ours: 1 };
+    let newer = text.replace("\"version\":1", "\"version\":3,\"new\":0");
+    let version = Refusal::Version { theirs: 3, ours: 2 };
     assert_eq!(AdmissionList::decode(newer.as_bytes(), None), Err(version));
     let cluster = list.cluster();
     let empty = format!("{{\"version\":1,\"cluster\":\"{cluster}\",\"records\":[]}}");
@@ -278,7 +310,9 @@ fn lists(steps: &[Step]) -> Vec<AdmissionList> {
         let about = &all[usize::from(about % 6)];
         let list = &mut lists[at];
         match kind % 6 {
-            0 | 1 => drop(list.admit(by, about.name(), &addresses(), about.certificate())),
+            0 | 1 => {
+                drop(list.admit(by, NewNode::new(about.name(), &addresses()), about.certificate()))
+            }
             2 => drop(list.remove(by, about.id())),
             3 => drop(list.merge(vec![remove_record(list, by, about.id())]).unwrap()),
             4 => drop(list.merge(vec![admit_record(list, by, about)]).unwrap()),

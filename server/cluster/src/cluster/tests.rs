@@ -1,6 +1,7 @@
 //! Nodes in one process on loopback: joining, refusals, removal, exchange.
 
 mod joining;
+mod probing;
 mod refusals;
 mod removal;
 mod seeded;
@@ -48,7 +49,8 @@ async fn founder(name: &str, clock: &ManualClock) -> Running {
     let (listener, address) = listen().await;
     let dir = Arc::new(tempfile::tempdir().unwrap());
     let addresses = std::slice::from_ref(&address);
-    let cluster = Cluster::init(dir.path(), name, addresses, environment(clock)).unwrap();
+    let cluster =
+        Cluster::init(dir.path(), NewNode::new(name, addresses), environment(clock)).unwrap();
     let serving = serve(&cluster, listener);
     Running { cluster, dir, address, serving }
 }
@@ -71,7 +73,8 @@ async fn try_join_in(
 ) -> Result<Running> {
     let (listener, address) = listen().await;
     let addresses = std::slice::from_ref(&address);
-    let cluster = Cluster::join(dir.path(), name, addresses, token, environment(clock)).await?;
+    let cluster =
+        Cluster::join(dir.path(), NewNode::new(name, addresses), token, environment(clock)).await?;
     let serving = serve(&cluster, listener);
     Ok(Running { cluster, dir, address, serving })
 }

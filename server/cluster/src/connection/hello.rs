@@ -43,6 +43,8 @@ pub enum Service {
     Forward,
     /// Questions and orders about the roles of nodes in pools. Framed, at most 64 KiB.
     Pool,
+    /// Measures the path between two nodes. Framed, at most 32 KiB and 8 bytes.
+    Probe,
 }
 
 impl Service {
@@ -55,6 +57,7 @@ impl Service {
             3 => Some(Service::Member),
             4 => Some(Service::Forward),
             5 => Some(Service::Pool),
+            6 => Some(Service::Probe),
             _ => None,
         }
     }
@@ -68,6 +71,7 @@ impl Service {
             Service::Member => 3,
             Service::Forward => 4,
             Service::Pool => 5,
+            Service::Probe => 6,
         }
     }
 
@@ -81,6 +85,7 @@ impl Service {
             Service::Admissions => 8 << 20,
             Service::Member => (64 << 20) + (64 << 10),
             Service::Forward => 0,
+            Service::Probe => (32 << 10) + 8,
         }
     }
 }
@@ -93,6 +98,7 @@ impl fmt::Display for Service {
             Service::Member => "member",
             Service::Forward => "forward",
             Service::Pool => "pool",
+            Service::Probe => "probe",
         })
     }
 }

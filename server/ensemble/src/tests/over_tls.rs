@@ -8,7 +8,7 @@ use crate::frames;
 use crate::local::{LocalMember, LocalOptions};
 use crate::member_service::MemberService;
 use crate::peers::{Link, Peers};
-use ::cluster::{Cluster, Connection, Environment, Handler, NodeId, Service};
+use ::cluster::{Cluster, Connection, Environment, Handler, NewNode, NodeId, Service};
 use async_trait::async_trait;
 use block::env::{SystemClock, SystemRandom};
 use block::{Epoch, ErrorKind, Lsn, Position, Result};
@@ -84,12 +84,12 @@ impl Nodes {
             std::fs::create_dir_all(&log_dir).unwrap();
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap().to_string();
-            let addresses = std::slice::from_ref(&address);
+            let new = NewNode::new(&name, std::slice::from_ref(&address));
             let cluster = match nodes.first() {
-                None => Cluster::init(&home, &name, addresses, environment).unwrap(),
+                None => Cluster::init(&home, new, environment).unwrap(),
                 Some(founder) => {
                     let token = founder.cluster.issue_token().unwrap().to_word();
-                    Cluster::join(&home, &name, addresses, &token, environment).await.unwrap()
+                    Cluster::join(&home, new, &token, environment).await.unwrap()
                 }
             };
             LocalMember::create(&local_options(&log_dir), *id).unwrap();

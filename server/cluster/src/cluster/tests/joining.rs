@@ -76,7 +76,8 @@ async fn lost_answer_costs_no_second_token() {
     let dir = second.stopped().await;
     // As if the answer had not arrived: the node has its key, and no list.
     std::fs::remove_file(dir.path().join("node/cluster.json")).unwrap();
-    let joining = Cluster::join(dir.path(), "n2", &addresses, &token, environment(&clock));
+    let joining =
+        Cluster::join(dir.path(), NewNode::new("n2", &addresses), &token, environment(&clock));
     let again = joining.await.unwrap();
     assert_eq!((again.node_id(), again.nodes().len()), (id, 2));
 }
@@ -88,8 +89,9 @@ async fn taken_name_is_refused_and_another_works() {
     let token = first.cluster.issue_token().unwrap().to_word();
     let dir = tempfile::tempdir().unwrap();
     let addresses = ["127.0.0.1:1".to_owned()];
-    let join = |name: &'static str| {
-        Cluster::join(dir.path(), name, &addresses, &token, environment(&clock))
+    let join = async |name: &'static str| {
+        let node = NewNode::new(name, &addresses);
+        Cluster::join(dir.path(), node, &token, environment(&clock)).await
     };
     let error = join("n1").await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Busy);
@@ -100,7 +102,7 @@ async fn taken_name_is_refused_and_another_works() {
     assert_eq!(joined.node_name(), "n2");
     let error = join("n3").await.err().unwrap();
     assert!(error.to_string().contains("already belongs to a cluster"), "{error}");
-    let again = Cluster::init(dir.path(), "n3", &addresses, environment(&clock));
+    let again = Cluster::init(dir.path(), NewNode::new("n3", &addresses), environment(&clock));
     assert_eq!(again.err().unwrap().kind(), ErrorKind::Busy);
 }
 
@@ -113,7 +115,8 @@ async fn secret_goes_only_to_the_node_that_issued_it() {
     let dir = tempfile::tempdir().unwrap();
     let addresses = ["127.0.0.1:1".to_owned()];
     let word = token.to_word();
-    let joining = Cluster::join(dir.path(), "n2", &addresses, &word, environment(&clock));
+    let joining =
+        Cluster::join(dir.path(), NewNode::new("n2", &addresses), &word, environment(&clock));
     let error = joining.await.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Denied);
     assert!(error.to_string().contains("is not the node that issued the token"), "{error}");

@@ -32,9 +32,10 @@ fn pretender(other: &Cluster) -> (TempDir, Arc<Membership>) {
     let identity = Identity::generate("x").unwrap();
     let lock = crate::home::claim(dir.path(), &identity).unwrap();
     let addresses = ["127.0.0.1:1".to_owned()];
-    let mut list = AdmissionList::found(&identity, &addresses).unwrap();
+    let mut list = AdmissionList::found(&identity, &addresses, None).unwrap();
     for node in other.nodes() {
-        list.admit(&identity, &node.name, &node.addresses, &node.certificate).unwrap();
+        list.admit(&identity, NewNode::new(&node.name, &node.addresses), &node.certificate)
+            .unwrap();
     }
     let membership = Membership::create(dir.path(), identity, lock, list).unwrap();
     (dir, Arc::new(membership))
@@ -97,7 +98,7 @@ async fn joiner_reaches_no_other_service() {
     register_echo(&first);
     let identity = Identity::generate("x").unwrap();
     let issuer = crate::identity::sha256(&first.cluster.nodes()[0].certificate);
-    for service in 2..=4 {
+    for service in 2..=6 {
         let config = tls::joiner(&identity, issuer).unwrap();
         let body = ask(&first.address, config, &hello(&first.cluster, service)).await.unwrap();
         let answer = Answer::decode(&body).unwrap();
@@ -116,7 +117,9 @@ async fn other_node_at_the_address_is_noticed() {
     let membership = &first.cluster.0.membership;
     // The list has the address that the node of another cluster has taken.
     membership
-        .change(|list| list.admit(membership.identity(), "n2", addresses, second.certificate()))
+        .change(|list| {
+            list.admit(membership.identity(), NewNode::new("n2", addresses), second.certificate())
+        })
         .unwrap();
     let connected = first.cluster.connect(second.id(), Service::Member, Some(POOL)).await;
     let error = connected.unwrap_err();
@@ -148,7 +151,9 @@ async fn answer_of_another_version_names_both_versions() {
     let membership = &first.cluster.0.membership;
     let addresses = std::slice::from_ref(&address);
     membership
-        .change(|list| list.admit(membership.identity(), "n2", addresses, identity.certificate()))
+        .change(|list| {
+            list.admit(membership.identity(), NewNode::new("n2", addresses), identity.certificate())
+        })
         .unwrap();
     let second = identity.id();
     let list = (*membership.list()).clone();

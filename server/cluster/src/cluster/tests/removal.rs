@@ -47,7 +47,8 @@ async fn removed_node_is_refused_in_the_handshake() {
     let addresses = [second.address.clone()];
     let dir = second.stopped().await;
     std::fs::remove_file(dir.path().join("node/cluster.json")).unwrap();
-    let joining = Cluster::join(dir.path(), "n2", &addresses, &token, environment(&clock));
+    let joining =
+        Cluster::join(dir.path(), NewNode::new("n2", &addresses), &token, environment(&clock));
     let error = joining.await.err().unwrap();
     assert!(error.to_string().contains("from an empty directory"), "{error}");
 }

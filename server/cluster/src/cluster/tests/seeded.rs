@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 /// Each bug, with a test that must fail.
-const FOUND_BY: [(&str, &str); 9] = [
+const FOUND_BY: [(&str, &str); 10] = [
     ("removed-still-accepted", "cluster::tests::removal::removed_node_is_refused_in_the_handshake"),
     (
         "strangers-accepted",
@@ -18,6 +18,7 @@ const FOUND_BY: [(&str, &str); 9] = [
     ("token-stays", "cluster::tests::joining::token_admits_one_node"),
     ("token-never-expires", "cluster::tests::joining::expired_token_is_refused"),
     ("sessions-resumed", "tls::tests::no_session_is_resumed"),
+    ("probe-answered-late", "cluster::tests::probing::path_on_one_machine_is_fast"),
     ("pin-unchecked", "cluster::tests::joining::secret_goes_only_to_the_node_that_issued_it"),
 ];
 
