@@ -11,6 +11,7 @@
 mod asking;
 mod degraded;
 mod forward;
+mod measuring;
 mod members;
 mod messages;
 mod moving;
@@ -530,6 +531,7 @@ impl Handler for Answers {
                 }
                 Question::Ask { pool, request } => roles.answer_passed_on(pool, *request).await,
                 Question::LastMove {} => roles.own_last_move().map(|info| Answer::Moved { info }),
+                Question::Measure { node } => measuring::answer(&roles, NodeId(node)).await,
             }
         });
         if let Err(error) = answered.await {

@@ -41,6 +41,7 @@ mod providers;
 mod ride;
 mod scrub;
 mod shortage;
+mod slow_member;
 mod snapshots;
 mod soak;
 mod space;

@@ -1,5 +1,6 @@
 //! The members of a pool's write log.
 
+use block::quantities::ByteSize;
 use serde::{Deserialize, Serialize};
 
 /// The members, as the owner of the pool knows them.
@@ -15,6 +16,9 @@ pub struct MembersInfo {
     /// they are back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub away: Vec<String>,
+    /// Bytes of the log since the pool was opened.
+    #[serde(default)]
+    pub traffic: TrafficInfo,
 }
 
 /// The conduct of the owner without a quorum.
@@ -27,6 +31,17 @@ pub enum Degraded {
     Solo,
     /// Like `Solo`, and a flush waits until the store has the data.
     Store,
+}
+
+/// Bytes of a write log since the pool was opened: written, and sent to other members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrafficInfo {
+    /// Batches that were acknowledged.
+    pub written_bytes: u64,
+    /// Batches sent to members in the zone of the owner, repeated ones included.
+    pub sent_within_bytes: u64,
+    /// Batches sent to members in other zones, repeated ones included.
+    pub sent_across_bytes: u64,
 }
 
 impl MembersInfo {
@@ -50,6 +65,9 @@ pub struct MemberInfo {
     pub node: String,
     /// Its identity, a UUID.
     pub id: String,
+    /// Zone of its node, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
     /// The node owns the pool.
     pub is_owner: bool,
     /// The owner has a connection to it.
@@ -65,4 +83,48 @@ pub struct MemberInfo {
     /// owner and before the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_us: Option<u64>,
+}
+
+/// A node that has become a member of the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberAdded {
+    /// Name of the node.
+    pub node: String,
+    /// Number of members, with this one.
+    pub member_count: u64,
+    /// Number of members that have a write before it is acknowledged.
+    pub quorum: u64,
+    /// Reason why it would have been refused without force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forced: Option<String>,
+    /// The network that was measured, of the new node first.
+    pub paths: Vec<PathInfo>,
+}
+
+/// The network from one node to another, as it was measured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathInfo {
+    /// Name of the node that measured.
+    pub from: String,
+    /// Name of the other one.
+    pub to: String,
+    /// Median time of a small request and its answer, in microseconds.
+    pub round_trip_us: u64,
+    /// Bytes that reached the other node in a second.
+    pub bytes_per_second: u64,
+    /// Reason why it could not be measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// Formats a time in milliseconds, with one digit behind the point.
+#[must_use]
+pub fn milliseconds(us: u64) -> String {
+    format!("{}.{} ms", us / 1000, us % 1000 / 100)
+}
+
+/// Formats a bandwidth.
+#[must_use]
+pub fn rate(bytes_per_second: u64) -> String {
+    format!("{}/s", ByteSize(bytes_per_second).rounded())
 }

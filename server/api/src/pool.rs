@@ -26,6 +26,9 @@ pub enum PoolRequest {
     AddMember {
         /// Name or id of the node.
         node: String,
+        /// Also if the network to it is far slower than that to the other members.
+        #[serde(default)]
+        force: bool,
     },
     /// Removes a node from the members of the write log.
     RemoveMember {

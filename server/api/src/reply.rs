@@ -5,7 +5,7 @@
 use crate::copy::CopyInfo;
 use crate::device::{AttachmentInfo, ClientInfo, RemoteDeviceInfo};
 use crate::key::{Secret, SlotKind};
-use crate::member::MembersInfo;
+use crate::member::{MemberAdded, MembersInfo};
 use crate::node::{NodesInfo, TokenInfo};
 use crate::pool::{FsckInfo, MoveInfo};
 use crate::scrub::ScrubInfo;
@@ -45,6 +45,8 @@ pub enum Reply {
     Status(Box<StatusInfo>),
     /// Members of the write log.
     Members(MembersInfo),
+    /// A new member of the write log.
+    MemberAdded(MemberAdded),
     /// A hand-over of the pool.
     Moved(MoveInfo),
     /// The request was carried out.

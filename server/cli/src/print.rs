@@ -7,6 +7,7 @@ mod copy;
 mod demo;
 mod device;
 mod drill;
+mod member;
 mod node;
 mod pool;
 mod scrub;
@@ -38,7 +39,8 @@ pub fn reply(reply: &Reply) -> String {
         Reply::SnapshotDiff(found) => diff(found),
         Reply::Status(info) => status::status(info),
         Reply::Fsck(found) => fsck(found),
-        Reply::Members(info) => pool::members(info),
+        Reply::Members(info) => member::members(info),
+        Reply::MemberAdded(added) => member::added(added),
         Reply::Moved(info) => pool::moved(info),
         Reply::Done { message } => format!("{message}\n"),
         Reply::RecoveryKey { key } => format!(

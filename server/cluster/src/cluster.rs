@@ -171,6 +171,12 @@ impl Cluster {
         self.0.membership.list().nodes().values().cloned().collect()
     }
 
+    /// Returns the zone of a node; `None` without one, or without such a node.
+    #[must_use]
+    pub fn zone_of(&self, node: NodeId) -> Option<String> {
+        self.0.membership.list().nodes().get(&node).and_then(|found| found.zone.clone())
+    }
+
     /// Returns the matters of the list that an operator should settle.
     #[must_use]
     pub fn conflicts(&self) -> Vec<Conflict> {

@@ -100,6 +100,13 @@ impl Peers for ClusterPeers {
         tokio::spawn(converse(conversation, to_send, to_receive, self.nodes.subscribe()));
         Ok(Link { requests, answers })
     }
+
+    fn is_in_own_zone(&self, member: MemberId) -> bool {
+        let node = self.nodes.borrow().get(&member).copied();
+        node.is_none_or(|node| {
+            self.cluster.zone_of(node) == self.cluster.zone_of(self.cluster.node_id())
+        })
+    }
 }
 
 /// Carries the messages of a link until either side ends.

@@ -28,6 +28,7 @@ mod sender;
 mod take_over;
 #[cfg(test)]
 mod tests;
+mod traffic;
 mod window;
 
 pub use change::CatchUp;
@@ -39,3 +40,4 @@ pub use member_service::MemberService;
 pub use owned::{MemberStatus, OwnedLog, OwnedOptions, OwnersLog, Standing};
 pub use peers::{Link, Peers};
 pub use take_over::{TakeOver, Taken};
+pub use traffic::LogTraffic;

@@ -10,6 +10,7 @@
 use crate::note::Note;
 use crate::peers::Peers;
 use crate::seeded_bugs::seeded_bugs;
+use crate::traffic::{LogTraffic, Traffic};
 use crate::window::Window;
 use block::env::Clock;
 use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
@@ -114,6 +115,7 @@ pub(crate) struct State {
     pub(crate) owner: Owner,
     pub(crate) index: LogIndex,
     pub(crate) window: Window,
+    pub(crate) traffic: Traffic,
     pub(crate) sync_wanted: u64,
     pub(crate) statuses: BTreeMap<MemberId, MemberStatus>,
 }
@@ -175,6 +177,7 @@ impl OwnedLog {
                 owner,
                 index,
                 window: Window::new(options.window_bytes),
+                traffic: Traffic::default(),
                 sync_wanted: opening,
                 statuses: BTreeMap::new(),
             }),
@@ -278,6 +281,13 @@ impl OwnedLog {
     #[must_use]
     pub fn acknowledged(&self) -> u64 {
         self.shared.acknowledged.load(Ordering::Acquire)
+    }
+
+    /// Returns the bytes that were written and sent.
+    #[must_use]
+    pub fn traffic(&self) -> LogTraffic {
+        let state = &mut *self.shared.state.lock();
+        state.traffic.counted(state.owner.acknowledged())
     }
 
     /// Returns what is known of the other members.
@@ -459,6 +469,8 @@ impl Replicas for Shared {
         {
             let state = &mut *self.state.lock();
             state.index.push(position);
+            let acknowledged = state.owner.acknowledged();
+            state.traffic.on_batch(position.sequence, bytes.len(), acknowledged);
             state.window.push(position, bytes);
             if is_sync {
                 state.sync_wanted = position.sequence;

@@ -27,4 +27,9 @@ pub trait Peers: Send + Sync + 'static {
     /// another member of the pool; `NotFound` if its node is not known, was removed, or has no member of
     /// the pool.
     async fn connect(&self, member: MemberId) -> Result<Link>;
+
+    /// Whether the member is in the zone of this node. Asked once for each link.
+    fn is_in_own_zone(&self, _member: MemberId) -> bool {
+        true
+    }
 }

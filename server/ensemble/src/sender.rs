@@ -38,6 +38,8 @@ struct Sent {
     tried_at: Lsn,
     /// The member was told that the owner has resigned.
     has_resigned: bool,
+    /// The member is in the zone of the owner's node.
+    is_in_own_zone: bool,
 }
 
 impl Sent {
@@ -139,7 +141,8 @@ fn note(shared: &Shared, member: MemberId, error: Option<String>) {
 
 /// Exchanges messages over one link. Returns whether the owner has ended.
 async fn converse(shared: &Arc<Shared>, member: MemberId, mut link: Link, wake: &Notify) -> bool {
-    let mut sent = Sent::default();
+    let is_in_own_zone = shared.peers.is_in_own_zone(member);
+    let mut sent = Sent { is_in_own_zone, ..Sent::default() };
     loop {
         // Answers first: they free room, and a quorum may wait for them.
         while let Ok(answer) = link.answers.try_recv() {
@@ -302,6 +305,7 @@ fn request_of(
         Sending::Reset { .. } => status.resets += 1,
     }
     let bytes = batches.iter().map(|batch| batch.bytes.len()).sum();
+    state.traffic.on_sent(bytes, sent.is_in_own_zone);
     if !batches.is_empty() {
         sent.tried_at = trim_lsn;
     }

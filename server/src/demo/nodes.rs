@@ -85,7 +85,8 @@ impl Nodes {
         loop {
             let owner = self.owner(stop)?;
             let node = NAMES[number].to_owned();
-            let asked = self.ask(owner, &Request::Pool(PoolRequest::AddMember { node }));
+            let asked =
+                self.ask(owner, &Request::Pool(PoolRequest::AddMember { node, force: true }));
             let Err(error) = asked else { return Ok(()) };
             if SystemClock.since(begun) > WAIT_MAX {
                 return Err(error);

@@ -31,9 +31,8 @@ impl AdminPool {
             }
             PoolRequest::RepairCounts { segments } => repair_counts(open, &segments).await,
             PoolRequest::Members {} => Ok(Reply::Members(members_of(self.roles()?, open).await?)),
-            PoolRequest::AddMember { node } => {
-                let message = add_member(self.roles()?, open, &node).await?;
-                Ok(Reply::Done { message })
+            PoolRequest::AddMember { node, force } => {
+                add_member(self.roles()?, open, &node, force).await
             }
             PoolRequest::RemoveMember { node } => {
                 let message = remove_member(self.roles()?, open, &node).await?;

@@ -3,13 +3,15 @@
 //! Invariants:
 //! - One change is made at a time, and none counts before the manifest chain has it.
 //! - A new member has everything that was acknowledged before it counts.
+//! - The network of a new member was measured before it gets anything of the log.
 
 use super::messages::{self, Answer, Question};
-use super::{Roles, record};
-use api::member::{self, MemberInfo, MembersInfo};
+use super::{Roles, measuring, record};
+use api::Reply;
+use api::member::{self, MemberAdded, MemberInfo, MembersInfo, TrafficInfo};
 use block::env::Clock;
 use block::{Error, ErrorKind, Result};
-use cluster::Node;
+use cluster::{Node, NodeId};
 use control::manifest::{Configuration, Degraded, Member};
 use engine::open_pool::OpenPool;
 use ensemble::OwnedLog;
@@ -50,13 +52,33 @@ fn node_named(roles: &Roles, name: &str) -> Result<Node> {
 }
 
 /// Makes a node a member of the pool's log, and waits until it counts.
-pub(crate) async fn add_member(roles: &Roles, open: &OpenPool, name: &str) -> Result<String> {
+///
+/// # Errors
+/// `Denied` for a node whose network is far slower than that of the members, without `force`.
+pub(crate) async fn add_member(
+    roles: &Roles,
+    open: &OpenPool,
+    name: &str,
+    force: bool,
+) -> Result<Reply> {
     let _one_at_a_time = roles.changes.lock().await;
     let (owned, node) = (owned_by(roles).await?, node_named(roles, name)?);
     let manifest = open.ownership.manifest();
     let next = configuration_of(open)?;
     if next.members.iter().any(|member| member.node == node.id.0) {
-        return Ok(format!("node {name} is a member of the pool's log already"));
+        let message = format!("node {name} is a member of the pool's log already");
+        return Ok(Reply::Done { message });
+    }
+    let me = open.node.node_id();
+    let others: Vec<&Member> = next.members.iter().filter(|member| member.id != me).collect();
+    let paths = measuring::measure(roles, &others, &node).await?;
+    let outlier = paths.verdict();
+    if let Some(reason) = outlier.as_ref().filter(|_| !force) {
+        let what = format!(
+            "make node {name} a member: {reason}. Writes would wait for it: find out what slows its network, or add it all \
+             the same with --force"
+        );
+        return Err(Error::new(ErrorKind::Denied, what));
     }
     let question = Question::Join { pool: manifest.pool, name: manifest.name.clone() };
     let Answer::Member { id } = messages::ask(roles.cluster(), node.id, &question).await? else {
@@ -77,10 +99,13 @@ pub(crate) async fn add_member(roles: &Roles, open: &OpenPool, name: &str) -> Re
         owned.give_up(id);
         return Err(error);
     }
-    let (count, quorum) = (next.members.len(), next.quorum);
-    Ok(format!(
-        "node {name} is a member of the pool's log: a write is acknowledged by {quorum} of {count} members"
-    ))
+    Ok(Reply::MemberAdded(MemberAdded {
+        node: node.name,
+        member_count: next.members.len() as u64,
+        quorum: next.quorum as u64,
+        forced: outlier,
+        paths: paths.into_all(),
+    }))
 }
 
 /// Removes a node from the members of the pool's log.
@@ -173,6 +198,7 @@ pub(crate) async fn members_of(roles: &Roles, open: &OpenPool) -> Result<Members
         MemberInfo {
             node: member.node_name.clone(),
             id: member.id.to_string(),
+            zone: roles.cluster().zone_of(NodeId(member.node)),
             is_owner,
             is_connected: is_owner || status.as_ref().is_some_and(|status| status.is_connected),
             error: status.as_ref().and_then(|status| status.error.clone()),
@@ -192,6 +218,14 @@ pub(crate) async fn members_of(roles: &Roles, open: &OpenPool) -> Result<Members
             Degraded::Block => member::Degraded::Block,
             Degraded::Solo => member::Degraded::Solo,
             Degraded::Store => member::Degraded::Store,
+        },
+        traffic: {
+            let sent = owned.traffic();
+            TrafficInfo {
+                written_bytes: sent.written_bytes,
+                sent_within_bytes: sent.sent_within_bytes,
+                sent_across_bytes: sent.sent_across_bytes,
+            }
         },
     })
 }

@@ -3,8 +3,8 @@
 //!
 //! Invariants:
 //! - A connection carries one question and one reply.
-//! - A node answers at once or refuses; nothing waits for a disk but the order to become a member and a
-//!   request of the command line.
+//! - A node answers at once or refuses; nothing waits but the order to become a member, a measurement and
+//!   a request of the command line.
 
 use api::error::Failure;
 use api::pool::MoveInfo;
@@ -56,6 +56,11 @@ pub(crate) enum Question {
     },
     /// Asks how the last hand-over from the node went.
     LastMove {},
+    /// Lets the node measure its path to another one.
+    Measure {
+        /// Id of the other node.
+        node: Uuid,
+    },
 }
 
 impl Question {
@@ -95,6 +100,13 @@ pub(crate) enum Answer {
     Moved {
         /// How it went.
         info: MoveInfo,
+    },
+    /// The path to another node.
+    Measured {
+        /// Median time of a small request and its answer, in microseconds.
+        round_trip_us: u64,
+        /// Bytes that reached the other node in a second.
+        bytes_per_second: u64,
     },
     /// The node refuses.
     Refused {

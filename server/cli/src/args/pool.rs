@@ -94,9 +94,15 @@ pub enum MembersCommand {
     /// List the members, and how far each has come
     List(PoolArgs),
     /// Make a node of the cluster a member, while the pool is served
+    ///
+    /// The network between it, the owner and the other members is measured first. A node with a far
+    /// slower one is refused, because writes would wait for it
     Add {
         /// Name or id of the node
         node: String,
+        /// Also add a node whose network is far slower
+        #[arg(long)]
+        force: bool,
         /// The pool.
         #[command(flatten)]
         pool: PoolArgs,
@@ -135,8 +141,8 @@ impl PoolCommand {
     pub(super) fn request(&self) -> Option<(&PoolArgs, Request)> {
         let (pool, request) = match self {
             PoolCommand::Members(MembersCommand::List(pool)) => (pool, PoolRequest::Members {}),
-            PoolCommand::Members(MembersCommand::Add { node, pool }) => {
-                (pool, PoolRequest::AddMember { node: node.clone() })
+            PoolCommand::Members(MembersCommand::Add { node, force, pool }) => {
+                (pool, PoolRequest::AddMember { node: node.clone(), force: *force })
             }
             PoolCommand::Members(MembersCommand::Remove { node, pool }) => {
                 (pool, PoolRequest::RemoveMember { node: node.clone() })

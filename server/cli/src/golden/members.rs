@@ -2,7 +2,7 @@
 
 use super::{Case, done, reply};
 use api::Reply;
-use api::member::{Degraded, MemberInfo, MembersInfo};
+use api::member::{Degraded, MemberAdded, MemberInfo, MembersInfo, PathInfo, TrafficInfo};
 use api::pool::MoveInfo;
 
 pub(super) fn about_members() -> Vec<(&'static str, Vec<Case>)> {
@@ -13,14 +13,15 @@ pub(super) fn about_members() -> Vec<(&'static str, Vec<Case>)> {
                 reply("spindle pool members list", Reply::Members(members())),
                 reply("spindle pool members list", Reply::Members(alone())),
                 reply("spindle pool members list", Reply::Members(left_alone())),
+                reply("spindle pool members list", Reply::Members(in_zones())),
             ],
         ),
         (
             "pool-members-add",
-            vec![done(
-                "spindle pool members add c",
-                "node c is a member of the pool's log: a write is acknowledged by 2 of 3 members",
-            )],
+            vec![
+                reply("spindle pool members add c", Reply::MemberAdded(added(None))),
+                reply("spindle pool members add c --force", Reply::MemberAdded(added(Some(SLOW)))),
+            ],
         ),
         (
             "pool-members-remove",
@@ -50,6 +51,7 @@ fn members() -> MembersInfo {
     let member = |node: &str, number: u32| MemberInfo {
         node: node.to_owned(),
         id: format!("{number:08}-3333-4444-5555-666677778888"),
+        zone: None,
         is_owner: false,
         is_connected: true,
         error: None,
@@ -65,7 +67,42 @@ fn members() -> MembersInfo {
         ..member("c", 3)
     };
     let members = vec![owner, member("b", 2), lost];
-    MembersInfo { members, quorum: 2, degraded: Degraded::Block, away: Vec::new() }
+    let (away, traffic) = (Vec::new(), TrafficInfo::default());
+    MembersInfo { members, quorum: 2, degraded: Degraded::Block, away, traffic }
+}
+
+fn in_zones() -> MembersInfo {
+    let mut info = members();
+    for (member, zone) in info.members.iter_mut().zip(["west", "west", "east"]) {
+        member.zone = Some(zone.to_owned());
+    }
+    info.traffic = TrafficInfo {
+        written_bytes: 1000 << 20,
+        sent_within_bytes: 1010 << 20,
+        sent_across_bytes: 1020 << 20,
+    };
+    info
+}
+
+const SLOW: &str = "a round trip from node a to node c takes 60.1 ms, and the slowest one to a member, b, takes 0.2 ms; \
+                    at most 5.0 ms is accepted";
+
+fn added(forced: Option<&str>) -> MemberAdded {
+    let path = |from: &str, to: &str, round_trip_us| PathInfo {
+        from: from.to_owned(),
+        to: to.to_owned(),
+        round_trip_us,
+        bytes_per_second: 900 << 20,
+        error: None,
+    };
+    let of_new = if forced.is_some() { 60_100 } else { 240 };
+    MemberAdded {
+        node: "c".to_owned(),
+        member_count: 3,
+        quorum: 2,
+        forced: forced.map(str::to_owned),
+        paths: vec![path("a", "c", of_new), path("c", "b", of_new + 100), path("a", "b", 210)],
+    }
 }
 
 fn alone() -> MembersInfo {

@@ -59,14 +59,23 @@ fn next_machine(info: &TokenInfo) -> String {
 }
 
 pub(super) fn nodes(info: &NodesInfo) -> String {
-    let mut rows = vec![["NODE", "ID", "ADDRESSES", "CONNECTIONS"].map(str::to_owned).to_vec()];
+    let has_zones = info.nodes.iter().any(|node| node.zone.is_some());
+    let with_zone = |mut row: Vec<String>, zone: &str| {
+        if has_zones {
+            row.insert(2, zone.to_owned());
+        }
+        row
+    };
+    let head = ["NODE", "ID", "ADDRESSES", "CONNECTIONS"].map(str::to_owned).to_vec();
+    let mut rows = vec![with_zone(head, "ZONE")];
     rows.extend(info.nodes.iter().map(|node| {
         let connections = match node.connection_count {
             _ if node.is_this => "this node".to_owned(),
             Some(count) => count.to_string(),
             None => "-".to_owned(),
         };
-        vec![node.name.clone(), node.id.clone(), node.addresses.join(", "), connections]
+        let row = vec![node.name.clone(), node.id.clone(), node.addresses.join(", "), connections];
+        with_zone(row, node.zone.as_deref().unwrap_or("-"))
     }));
     let mut text = format!("cluster {}\n{}", info.cluster, table(&rows, &[]));
     if !info.is_served {

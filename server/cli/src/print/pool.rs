@@ -1,56 +1,9 @@
 //! Text output about a pool as a whole: its consistency, and its removal.
 
-use super::table;
-use api::member::{MemberInfo, MembersInfo};
 use api::pool::{FsckInfo, MoveInfo, PoolPurged, PoolRemoved, PoolRestored};
 use block::quantities::{ByteSize, utc};
 use std::fmt::Write;
 use std::path::Path;
-
-/// Lists the members of a pool's write log.
-#[must_use]
-pub(super) fn members(info: &MembersInfo) -> String {
-    let head = ["NODE", "ROLE", "BEHIND", "SENT", "ANSWERS", "STATE"].map(str::to_owned).to_vec();
-    let row = |member: &MemberInfo| {
-        let state = match (&member.error, member.is_connected) {
-            (Some(error), _) => error.clone(),
-            (None, true) => "connected".to_owned(),
-            (None, false) => "not connected yet".to_owned(),
-        };
-        vec![
-            member.node.clone(),
-            if member.is_owner { "owner" } else { "member" }.to_owned(),
-            member.behind.to_string(),
-            ByteSize(member.sent_bytes).rounded(),
-            match member.answer_us {
-                Some(time) => format!("{}.{} ms", time / 1000, time % 1000 / 100),
-                None => "-".to_owned(),
-            },
-            state,
-        ]
-    };
-    let away = info.away.iter().map(|node| {
-        let [role, state] = ["away", "left out, because it did not answer"].map(str::to_owned);
-        let none = || "-".to_owned();
-        vec![node.clone(), role, none(), none(), none(), state]
-    });
-    let rows: Vec<Vec<String>> =
-        std::iter::once(head).chain(info.members.iter().map(row)).chain(away).collect();
-    let (count, quorum) = (info.members.len(), info.quorum);
-    let safety = match info.losses() {
-        0 if info.flushes_to_store() => {
-            "a loss of this machine loses what was not flushed".to_owned()
-        }
-        0 => "a loss of this machine loses what the store lacks".to_owned(),
-        losses => {
-            format!("an acknowledged write survives the loss of any {losses} of {count} machines")
-        }
-    };
-    format!(
-        "{}{quorum} of {count} members acknowledge a write: {safety}\n",
-        table(&rows, &[2, 3, 4])
-    )
-}
 
 /// Describes a hand-over.
 #[must_use]

@@ -1,6 +1,6 @@
 //! Text output about the state of a pool.
 
-use super::{node, pairs};
+use super::{member, node, pairs};
 use api::restore::RestoreInfo;
 use api::status::{CacheInfo, ConditionInfo, NbdInfo, SpaceInfo, StatusInfo};
 use block::quantities::{ByteSize, utc};
@@ -99,6 +99,9 @@ pub(super) fn status(info: &StatusInfo) -> String {
     }
     if let Some(status) = &info.node {
         text.push_str(&pairs(&[("node", node::place(status))]));
+    }
+    if let Some(sent) = info.members.as_ref().and_then(|info| member::traffic(&info.traffic)) {
+        text.push_str(&pairs(&[("sent", sent)]));
     }
     for endpoint in &info.endpoints {
         let _ = writeln!(text, "{endpoint}");
@@ -248,13 +251,14 @@ fn at_risk_where(info: &StatusInfo) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::member::{Degraded, MemberInfo, MembersInfo};
+    use api::member::{Degraded, MemberInfo, MembersInfo, TrafficInfo};
 
     #[test]
     fn status_says_which_losses_the_log_survives() {
         let member = |node: &str, is_connected| MemberInfo {
             node: node.to_owned(),
             id: String::new(),
+            zone: None,
             is_owner: node == "a",
             is_connected,
             error: None,
@@ -263,13 +267,14 @@ mod tests {
             answer_us: None,
         };
         let of = |members: Vec<MemberInfo>, quorum| {
-            let (degraded, away) = (Degraded::Block, Vec::new());
-            let members = Some(MembersInfo { members, quorum, degraded, away });
+            let (degraded, away, traffic) = (Degraded::Block, Vec::new(), TrafficInfo::default());
+            let members = Some(MembersInfo { members, quorum, degraded, away, traffic });
             at_risk_where(&StatusInfo { members, ..StatusInfo::default() })
         };
         let alone = |degraded| {
             let (members, away) = (vec![member("a", true)], vec!["b".to_owned()]);
-            let members = Some(MembersInfo { members, quorum: 1, degraded, away });
+            let traffic = TrafficInfo::default();
+            let members = Some(MembersInfo { members, quorum: 1, degraded, away, traffic });
             at_risk_where(&StatusInfo { members, ..StatusInfo::default() })
         };
         assert_eq!(alone(Degraded::Solo), "alone: a loss of this machine loses it; away: b");
