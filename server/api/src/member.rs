@@ -123,6 +123,15 @@ pub fn milliseconds(us: u64) -> String {
     format!("{}.{} ms", us / 1000, us % 1000 / 100)
 }
 
+/// Formats the time of a round trip, which is short within a machine or a rack.
+#[must_use]
+pub fn round_trip(us: u64) -> String {
+    match us {
+        0..1000 => format!("{us} µs"),
+        _ => milliseconds(us),
+    }
+}
+
 /// Formats a bandwidth.
 #[must_use]
 pub fn rate(bytes_per_second: u64) -> String {

@@ -99,7 +99,7 @@ fn check_round_trip(path: &PathInfo, slowest: Option<&PathInfo>) -> Option<Strin
             let of = format!(
                 "the slowest one to a member, {}, takes {}",
                 slowest.to,
-                api::member::milliseconds(slowest.round_trip_us)
+                api::member::round_trip(slowest.round_trip_us)
             );
             (max, of)
         }
@@ -110,8 +110,8 @@ fn check_round_trip(path: &PathInfo, slowest: Option<&PathInfo>) -> Option<Strin
             "a round trip from node {} to node {} takes {}, and {than}; at most {} is accepted",
             path.from,
             path.to,
-            api::member::milliseconds(took),
-            api::member::milliseconds(max)
+            api::member::round_trip(took),
+            api::member::round_trip(max)
         )
     })
 }
@@ -234,7 +234,7 @@ mod tests {
         let said = verdict(&[fast], (60_100, 1000 * MIB)).unwrap();
         assert_eq!(
             said,
-            "a round trip from node a to node c takes 60.1 ms, and the slowest one to a member, b, takes 0.2 ms; at most \
+            "a round trip from node a to node c takes 60.1 ms, and the slowest one to a member, b, takes 200 µs; at most \
              5.0 ms is accepted"
         );
         let said = verdict(&[fast], (200, 31 * MIB)).unwrap();

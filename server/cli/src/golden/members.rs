@@ -84,7 +84,7 @@ fn in_zones() -> MembersInfo {
     info
 }
 
-const SLOW: &str = "a round trip from node a to node c takes 60.1 ms, and the slowest one to a member, b, takes 0.2 ms; \
+const SLOW: &str = "a round trip from node a to node c takes 60.1 ms, and the slowest one to a member, b, takes 210 µs; \
                     at most 5.0 ms is accepted";
 
 fn added(forced: Option<&str>) -> MemberAdded {

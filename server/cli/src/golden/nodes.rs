@@ -50,6 +50,9 @@ pub(super) fn about_nodes() -> Vec<(&'static str, Vec<Case>)> {
         node_count: 2,
         is_restart_needed,
     };
+    let west = |node: &NodeInfo| NodeInfo { zone: Some("west".to_owned()), ..node.clone() };
+    let in_zone = ClusterFounded { node: west(&this), ..founded(false) };
+    let mixed = NodesInfo { nodes: vec![west(&this), node("n2", '2')], ..alone.clone() };
     let init = "spindle node init --address 10.0.0.1:7400";
     let join = "spindle node join spindleae5dkmr2 --address 10.0.0.2:7400 --name n2";
     vec![
@@ -58,6 +61,11 @@ pub(super) fn about_nodes() -> Vec<(&'static str, Vec<Case>)> {
             vec![
                 case(init, &founded(false), print::cluster_founded),
                 case(init, &founded(true), print::cluster_founded),
+                case(
+                    "spindle node init --address 10.0.0.1:7400 --zone west",
+                    &in_zone,
+                    print::cluster_founded,
+                ),
             ],
         ),
         (
@@ -83,6 +91,7 @@ pub(super) fn about_nodes() -> Vec<(&'static str, Vec<Case>)> {
             vec![
                 reply("spindle node list", Reply::Nodes(served)),
                 reply("spindle node list", Reply::Nodes(alone)),
+                reply("spindle node list", Reply::Nodes(mixed)),
             ],
         ),
         (

@@ -2,7 +2,7 @@
 
 use super::table;
 use api::member::{
-    MemberAdded, MemberInfo, MembersInfo, PathInfo, TrafficInfo, milliseconds, rate,
+    MemberAdded, MemberInfo, MembersInfo, PathInfo, TrafficInfo, milliseconds, rate, round_trip,
 };
 use block::quantities::ByteSize;
 use std::fmt::Write;
@@ -92,7 +92,7 @@ pub(super) fn added(added: &MemberAdded) -> String {
     );
     let row = |path: &PathInfo| {
         let figures = match &path.error {
-            None => [milliseconds(path.round_trip_us), rate(path.bytes_per_second)],
+            None => [round_trip(path.round_trip_us), rate(path.bytes_per_second)],
             Some(error) => ["-".to_owned(), error.clone()],
         };
         [path.from.clone(), path.to.clone()].into_iter().chain(figures).collect()
