@@ -19,6 +19,7 @@ pub mod line;
 pub mod quantities;
 pub mod seal;
 pub mod seeded_bugs;
+pub mod simulated;
 pub mod units;
 
 pub use buffers::{PayloadBuffer, PayloadBuffers};

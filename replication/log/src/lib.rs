@@ -33,7 +33,7 @@ mod overlay;
 mod replicas;
 mod ring;
 mod seeded_bugs;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 mod sim;
 mod spill;
 mod throttle;
@@ -62,4 +62,6 @@ pub use ring::incomplete::is_incomplete;
 pub use ring::inspect::{LogSummary, find_superseded};
 pub use ring::reads::UnreadablePlace;
 pub use ring::recovery::Recovery;
+#[cfg(feature = "testing")]
+pub use sim::machine::{MachineDisk, ProcessDisk};
 pub use spill::dir::{MissingSpillFile, SpillFilesWanted, weigh as weigh_spill_files};

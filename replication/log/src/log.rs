@@ -8,7 +8,7 @@
 mod append;
 mod members;
 mod noting;
-mod opening;
+pub(crate) mod opening;
 mod spilling;
 mod status;
 mod thread;
@@ -23,7 +23,7 @@ pub use self::status::{LogStatus, RingSpace};
 use self::thread::{FailOnPanic, LogThread};
 use self::waiting::Reached;
 
-use crate::disk::file_disk::FileDisk;
+use crate::disk::LogDisk;
 use crate::options::{LogIdentity, LogOptions, Wait};
 use crate::overlay::log_resident::LogResident;
 use crate::overlay::{Generation, Overlay};
@@ -35,7 +35,7 @@ use crate::ring::queue::closed;
 use crate::ring::shared_ring::{SharedRing, Target};
 use crate::seeded_bugs::SeededBugs;
 use crate::throttle::gate::{Release, ThrottleGate};
-use block::env::{Clock, Disk, DiskReader, Random};
+use block::env::{Clock, DiskReader, Random};
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Lsn, PayloadBuffer, Result, VolumeId};
 use bytes::Bytes;
@@ -45,7 +45,7 @@ use std::sync::{Arc, Weak};
 /// The core with the disk that it works on.
 struct DrivenCore {
     core: Core,
-    disk: FileDisk,
+    disk: Box<dyn LogDisk>,
 }
 
 /// The parts of an open log that its handles share.
@@ -169,7 +169,7 @@ impl Log {
         let inner = Arc::clone(&self.inner);
         let resident = resident.clone();
         let lsn = resident.lsn();
-        let read = tokio::task::spawn_blocking(move || {
+        let read = move || {
             if lsn <= inner.shared.destaged() {
                 return Ok(None);
             }
@@ -179,7 +179,11 @@ impl Log {
                 Err(_) if lsn <= inner.shared.destaged() => Ok(None),
                 Err(error) => Err(error),
             }
-        });
+        };
+        if block::simulated::simulated().is_some() {
+            return read();
+        }
+        let read = tokio::task::spawn_blocking(read);
         read.await.map_err(|e| Error::with_source(ErrorKind::Io, "read from the write log", e))?
     }
 
@@ -326,7 +330,7 @@ impl LogInner {
         let left = self.driven.step(&self.shared.dirty, |DrivenCore { core, disk }| {
             let guard = FailOnPanic(&self.shared);
             disk.wait_for(patience);
-            core.step(disk, &self.shared);
+            core.step(&mut **disk, &self.shared);
             patience = disk.wait_for(0);
             drop(guard);
             match self.shared.disk_failed_at() {
@@ -360,7 +364,7 @@ impl LogInner {
             core.close();
             let begun = self.clock.now();
             while !self.shared.is_failed() {
-                core.step(disk, &self.shared);
+                core.step(&mut **disk, &self.shared);
                 if core.is_closed() {
                     break;
                 }

@@ -4,18 +4,25 @@
 //! Invariants:
 //! - A run is a function of its seed and options; every failure names the seed.
 
+#[cfg_attr(not(test), allow(dead_code, reason = "the log's own simulation uses all of it"))]
 mod disk;
+#[cfg(test)]
 mod follower;
+#[cfg(feature = "testing")]
+pub(crate) mod machine;
+#[cfg(test)]
 mod member;
+#[cfg(test)]
+mod spill;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
 mod world;
 
-use crate::overlay::spill_resident::SpillBytes;
-use crate::spill::SpillSink;
 use block::env::Random;
 use parking_lot::Mutex;
-use std::io;
-use std::sync::Arc;
+#[cfg(test)]
+pub(crate) use spill::SimSpill;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): tiny, and good enough to choose faults.
 #[derive(Clone, Debug)]
@@ -46,34 +53,6 @@ impl Rng {
     /// Returns true in `percent` of 100 cases.
     pub(crate) fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
-    }
-}
-
-/// A spill file in memory. It is durable as soon as it is written, like the real one once it has its
-/// name.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct SimSpill(pub(crate) Arc<Mutex<Vec<u8>>>);
-
-impl SpillSink for SimSpill {
-    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let (mut held, at) = (self.0.lock(), offset as usize);
-        let len = held.len().max(at + bytes.len());
-        held.resize(len, 0);
-        held[at..at + bytes.len()].copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
-impl SpillBytes for SimSpill {
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let (held, at) = (self.0.lock(), offset as usize);
-        let found = held.get(at..at + buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
-        buf.copy_from_slice(found);
-        Ok(())
-    }
-
-    fn len(&self) -> io::Result<u64> {
-        Ok(self.0.lock().len() as u64)
     }
 }
 

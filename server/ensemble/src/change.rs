@@ -7,6 +7,7 @@
 
 use crate::owned::{Changes, OwnedLog};
 use crate::sender;
+use crate::tasks;
 use block::{Error, ErrorKind, Result};
 use replication::{Configuration, MemberId};
 use std::sync::Arc;
@@ -41,7 +42,7 @@ impl OwnedLog {
             wakes.insert(member, Arc::clone(&wake));
             wake
         };
-        tokio::spawn(sender::run(Arc::clone(&self.shared), member, wake));
+        drop(tasks::spawn(sender::run(Arc::clone(&self.shared), member, wake)));
         Ok(())
     }
 

@@ -88,17 +88,29 @@ pub fn open_ring(
     page_cache: fn(&Path) -> Uuid,
 ) -> Arc<OpenLog> {
     Arc::new(move |synced| {
-        let (mut log, found) = FollowerLog::open(&dir, pool.into_bytes(), options)?;
+        let (log, found) = FollowerLog::open(&dir, pool.into_bytes(), options)?;
         // The open files keep the file system mounted from here on.
-        let found = found_log(&found, page_cache(&dir));
-        // What the page cache shows may be lost by a failed sync of an earlier process.
-        match log.rewrite(synced) {
-            // The first sync fails with the same error, and the member's document then says so.
-            Err(error) if is_log_failure(&error) => {}
-            rewritten => rewritten?,
-        }
-        Ok((Box::new(log), found))
+        member_log(log, &found, page_cache(&dir), synced)
     })
+}
+
+/// Returns an opened ring as the log of a member, given a sequence that was on stable storage.
+///
+/// # Errors
+/// `Corrupt` or `Io` if a batch above it cannot be read.
+pub fn member_log(
+    mut log: FollowerLog,
+    found: &FollowerFound,
+    page_cache: Uuid,
+    synced: u64,
+) -> Result<(Box<dyn MemberLog>, FoundLog)> {
+    // What the page cache shows may be lost by a failed sync of an earlier process.
+    match log.rewrite(synced) {
+        // The first sync fails with the same error, and the member's document then says so.
+        Err(error) if is_log_failure(&error) => {}
+        rewritten => rewritten?,
+    }
+    Ok((Box::new(log), found_log(found, page_cache)))
 }
 
 /// Identifies the page cache that holds the files of `dir`: the boot of the kernel, and the mounted file

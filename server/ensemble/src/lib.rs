@@ -26,6 +26,7 @@ mod peers;
 mod seeded_bugs;
 mod sender;
 mod take_over;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -33,7 +34,7 @@ mod window;
 
 pub use change::CatchUp;
 pub use cluster_peers::{ClusterPeers, MemberNodes};
-pub use disk_log::{open_ring, page_cache_of};
+pub use disk_log::{member_log, open_ring, page_cache_of};
 pub use local::{LocalMember, LocalOptions, OpenLog, OwnerRole};
 pub use member::{FoundLog, Member, MemberLog};
 pub use member_service::MemberService;

@@ -14,6 +14,7 @@ use crate::document::{self, DocumentFile};
 use crate::member::{ANSWERS_MAX, FoundLog, MemberLog};
 use crate::owned::{OwnedLog, OwnedOptions};
 use crate::peers::Peers;
+use crate::tasks;
 use block::env::Clock;
 use block::{Epoch, Error, ErrorKind, Result};
 use replication::{Answer, Configuration, Document, LogIndex, MemberId, Request};
@@ -108,7 +109,7 @@ impl LocalMember {
                     return Ok(());
                 }
                 let (owned, file) = (owned.clone(), Arc::clone(file));
-                let promised = tokio::task::spawn_blocking(move || {
+                let promised = tasks::blocking(move || {
                     let _role = role; // the document stays here even if the caller is dropped
                     role::promise(&file, &owned, asked)
                 });
@@ -149,7 +150,7 @@ impl LocalMember {
         let (requests, to_serve) = mpsc::channel(ANSWERS_MAX);
         let (from_member, answers) = mpsc::channel(ANSWERS_MAX);
         let member = self.clone();
-        tokio::spawn(async move { member.serve(to_serve, from_member).await });
+        drop(tasks::spawn(async move { member.serve(to_serve, from_member).await }));
         crate::peers::Link { requests, answers }
     }
 
@@ -193,7 +194,7 @@ impl LocalMember {
             Role::Owner { epoch: now, file, .. } if *now == epoch => Arc::clone(file),
             Role::Owner { .. } | Role::Member(_) | Role::Closed(_) => return Err(not_owner()),
         };
-        let stored = tokio::task::spawn_blocking(move || {
+        let stored = tasks::blocking(move || {
             let _role = role; // the document stays here even if the caller is dropped
             role::prove(&file, epoch)
         });

@@ -9,13 +9,13 @@
 use crate::document::DocumentFile;
 use crate::note::Note;
 use crate::seeded_bugs::seeded_bugs;
+use crate::tasks;
 use block::env::Clock;
 use block::{Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use replication::{Answer, Batch, Document, Effect, Follower, Found, LogIndex, MemberId, Request};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use uuid::Uuid;
@@ -117,7 +117,8 @@ impl Shared {
 pub struct Member {
     jobs: Jobs,
     shared: Arc<Shared>,
-    thread: JoinHandle<Result<Closed>>,
+    /// Brings what the thread leaves at its end.
+    closed: oneshot::Receiver<Result<Closed>>,
     id: MemberId,
 }
 
@@ -203,11 +204,13 @@ impl Member {
             return Err(error);
         }
         let (jobs, queue) = mpsc::channel(QUEUE_MAX);
-        let thread = std::thread::Builder::new()
-            .name("spindle-member".into())
-            .spawn(move || running.run(queue))
+        let (ended, closed) = oneshot::channel();
+        let run = async move {
+            let _ = ended.send(running.run(queue).await); // nobody waits for a member that was dropped
+        };
+        tasks::spawn_thread("spindle-member", run)
             .map_err(|e| Error::with_source(ErrorKind::Io, "start the thread of a member", e))?;
-        Ok(Member { jobs: Jobs(jobs), shared, thread, id })
+        Ok(Member { jobs: Jobs(jobs), shared, closed, id })
     }
 
     /// Identity of the member.
@@ -245,14 +248,14 @@ impl Member {
     /// Time between two calls of [`Member::tick`].
     pub const TICK: Duration = TICK;
 
-    /// Ends the member after the requests that it has. Blocks. The log is closed afterwards.
+    /// Ends the member after the requests that it has. The log is closed afterwards.
     ///
     /// # Errors
     /// The failure that ended it earlier.
-    pub(crate) fn close(self) -> Result<Closed> {
-        let _ = self.jobs.0.blocking_send(Job::Close); // one that has ended needs none
+    pub(crate) async fn close(self) -> Result<Closed> {
+        let _ = self.jobs.0.send(Job::Close).await; // one that has ended needs none
         drop(self.jobs);
-        self.thread.join().unwrap_or_else(|_| Err(ended()))
+        self.closed.await.unwrap_or_else(|_| Err(ended()))
     }
 }
 
@@ -285,8 +288,8 @@ pub(crate) fn ended() -> Error {
 }
 
 impl<L: MemberLog> Running<L> {
-    fn run(mut self, mut queue: mpsc::Receiver<Job>) -> Result<Closed> {
-        while let Some(job) = queue.blocking_recv() {
+    async fn run(mut self, mut queue: mpsc::Receiver<Job>) -> Result<Closed> {
+        while let Some(job) = queue.recv().await {
             let done = match job {
                 Job::Close => break,
                 Job::Request(request, answers) => self.on_request(request, &answers),

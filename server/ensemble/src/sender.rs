@@ -10,6 +10,7 @@
 
 use crate::owned::{OwnedLog, Shared, State};
 use crate::peers::Link;
+use crate::tasks;
 use block::Lsn;
 use replication::{Answer, Batch, Lease, MemberId, Request, Sending};
 use std::collections::VecDeque;
@@ -89,10 +90,11 @@ enum Next {
 impl OwnedLog {
     /// Starts a sender for each other member, on the present runtime. They end with
     /// [`OwnedLog::stop`], or when the owner is superseded.
-    pub fn start(&self) -> Vec<tokio::task::JoinHandle<()>> {
+    pub fn start(&self) {
         let wakes = self.shared.wakes.read().clone();
-        let start = |(member, wake)| tokio::spawn(run(Arc::clone(&self.shared), member, wake));
-        wakes.into_iter().map(start).collect()
+        for (member, wake) in wakes {
+            drop(tasks::spawn(run(Arc::clone(&self.shared), member, wake)));
+        }
     }
 }
 
@@ -113,10 +115,11 @@ pub(crate) async fn run(shared: Arc<Shared>, member: MemberId, wake: Arc<Notify>
                 }
                 Err(error) => note(&shared, member, Some(error.chain())),
             }
-            tokio::time::sleep(shared.options.reconnect).await;
+            tasks::sleep(shared.options.reconnect).await;
         }
     };
     tokio::select! {
+        biased;
         () = sending => {}
         _ = stop.wait_for(|stop| *stop) => {}
     }
@@ -173,12 +176,13 @@ async fn converse(shared: &Arc<Shared>, member: MemberId, mut link: Link, wake: 
             }
         };
         tokio::select! {
+            biased;
             answer = link.answers.recv() => match answer {
                 Some(answer) => take(shared, &member, &mut sent, &answer),
                 None => return false,
             },
             () = wake.notified() => {}
-            () = tokio::time::sleep(wait) => {}
+            () = tasks::sleep(wait) => {}
         }
     }
 }
@@ -327,7 +331,7 @@ async fn read(
     let Sending::Append { previous, last, .. } = &mut sending else { return Some(None) };
     let (after, bytes_max) = (previous.sequence, shared.options.request_bytes);
     let reading = Arc::clone(shared);
-    let read = tokio::task::spawn_blocking(move || reading.read(after, bytes_max)).await;
+    let read = tasks::blocking(move || reading.read(after, bytes_max)).await;
     let mut batches = match read.ok()? {
         Ok(batches) => batches,
         Err(error) => {

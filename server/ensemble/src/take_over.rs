@@ -9,13 +9,13 @@ use crate::local::{LocalMember, OwnerRole};
 use crate::owned::{OwnedLog, OwnedOptions};
 use crate::peers::{Link, Peers};
 use crate::seeded_bugs::seeded_bugs;
+use crate::tasks::{self, TaskSet};
 use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use replication::{Answer, Candidate, Configuration, Decision, MemberId, Request};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use wal::{QuorumTail, TailLoss};
 
 /// Pause before a promise is asked for again. Chosen by hand: it adds to the time of a take-over.
@@ -72,7 +72,7 @@ impl TakeOver {
         let role = local.owner_role(*epoch);
         let mut candidate = Candidate::new(local.id(), *epoch, configuration.clone());
         let (heard_by, mut heard) = mpsc::channel(ANSWERS_MAX);
-        let mut asking = JoinSet::new();
+        let asking = TaskSet::default();
         for member in configuration.members.iter().filter(|member| **member != local.id()) {
             let (peers, heard) = (Arc::clone(peers), heard_by.clone());
             asking.spawn(ask_for_promise(peers, *member, *epoch, heard));
@@ -201,7 +201,7 @@ impl TakeOver {
                     Some(_) | None => {}
                 }
             }
-            tokio::time::sleep(CONNECT_RETRY).await;
+            tasks::sleep(CONNECT_RETRY).await;
         }
     }
 
@@ -240,7 +240,7 @@ async fn own_promise(local: &LocalMember, epoch: Epoch) -> Result<Answer> {
             Err(error) if errors_left == 0 => return Err(error),
             Err(_) => errors_left -= 1,
         }
-        tokio::time::sleep(PROMISE_RETRY).await;
+        tasks::sleep(PROMISE_RETRY).await;
     }
 }
 
@@ -257,10 +257,10 @@ async fn ask_for_promise(
                 if heard.send(Heard { from: member, answer }).await.is_err() {
                     return;
                 }
-                tokio::time::sleep(CONNECT_RETRY).await;
+                tasks::sleep(CONNECT_RETRY).await;
             }
         }
-        tokio::time::sleep(CONNECT_RETRY).await;
+        tasks::sleep(CONNECT_RETRY).await;
     }
 }
 
@@ -268,7 +268,7 @@ async fn ask_for_promise(
 async fn promise_of(link: &mut Link, epoch: Epoch) -> Option<Answer> {
     loop {
         link.requests.send(Request::Promise { epoch }).await.ok()?;
-        match tokio::time::timeout(PROMISE_RETRY, link.answers.recv()).await {
+        match tasks::timeout(PROMISE_RETRY, link.answers.recv()).await {
             Ok(answer) => return answer,
             Err(_) => continue, // the member still holds to an earlier owner's lease
         }
@@ -277,7 +277,7 @@ async fn promise_of(link: &mut Link, epoch: Epoch) -> Option<Answer> {
 
 async fn exchange(link: &mut Link, request: Request) -> Option<Answer> {
     link.requests.send(request).await.ok()?;
-    tokio::time::timeout(EXCHANGE_MAX, link.answers.recv()).await.ok()?
+    tasks::timeout(EXCHANGE_MAX, link.answers.recv()).await.ok()?
 }
 
 /// Longest wait for the batches of a member. Chosen by hand: far more than reading a megabyte takes.

@@ -134,7 +134,7 @@ impl OwnerRole for EnsembleRole {
     async fn opened(&self, log: &Log) -> Result<()> {
         self.owned.attach(Box::new(log.downgrade()));
         // They end with the owner's side.
-        drop(self.owned.start());
+        self.owned.start();
         self.local.opened().await
     }
 }

@@ -12,6 +12,7 @@
 //! - The directory is locked, so only one process uses it.
 
 use crate::disk::write_latency::{self, WriteLatency};
+use crate::disk::{LogDisk, Notify};
 use crate::format::made;
 use crate::options::IoMode;
 use block::env::{Clock, Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
@@ -55,9 +56,6 @@ pub(crate) fn name_of(file: u32) -> String {
 pub(crate) fn number_of(name: &str) -> Option<u32> {
     name.strip_prefix("ring-")?.strip_suffix(".log")?.parse().ok()
 }
-
-/// Called from the disk's threads when there is something to reap.
-type Notify = Arc<dyn Fn() + Send + Sync>;
 
 struct Files {
     dir: PathBuf,
@@ -131,28 +129,6 @@ impl FileDisk {
         })
     }
 
-    /// Returns the time of the last write to each file of the ring, by number.
-    pub(crate) fn written_at(&self) -> HashMap<u32, Instant> {
-        let readers = self.files.readers.read();
-        let files = (0u32..).zip(readers.iter());
-        files
-            .filter_map(|(number, file)| {
-                Some((number, written_at(file.as_ref()?, &*self.files.clock)?))
-            })
-            .collect()
-    }
-
-    /// Sets the callback that other threads call when a request has ended.
-    pub(crate) fn set_notify(&self, notify: Notify) {
-        *self.files.notify.write() = Some(notify);
-    }
-
-    /// Sets how many direct writes to a fast device [`Disk::submit`] executes itself from now on;
-    /// returns how many were left of the previous number.
-    pub(crate) fn wait_for(&mut self, count: u32) -> u32 {
-        std::mem::replace(&mut self.patience, count)
-    }
-
     /// Returns whether submit executes the request itself.
     fn is_done_here(&mut self, request: &DiskRequest) -> bool {
         let DiskRequest::Write { buffer, .. } = request else { return false };
@@ -164,22 +140,38 @@ impl FileDisk {
         self.patience -= u32::from(is_waited_for);
         is_waited_for
     }
+}
 
-    /// Makes writes to the file fail for lack of space from now on.
+impl LogDisk for FileDisk {
     #[cfg(test)]
-    pub(crate) fn fill_up(&self, file: u32) {
+    fn fill_up(&self, file: u32) {
         let full = OpenOptions::new().write(true).open("/dev/full").expect("it is there");
         put_at(&mut self.files.writers.write(), file, full);
     }
 
-    /// Returns the number of ring files that were made, including in earlier runs; `None` if no
-    /// record exists.
-    pub(crate) fn made_count(&self) -> Option<u32> {
+    fn set_notify(&self, notify: Notify) {
+        *self.files.notify.write() = Some(notify);
+    }
+
+    fn wait_for(&mut self, count: u32) -> u32 {
+        std::mem::replace(&mut self.patience, count)
+    }
+
+    fn written_at(&self) -> HashMap<u32, Instant> {
+        let readers = self.files.readers.read();
+        let files = (0u32..).zip(readers.iter());
+        files
+            .filter_map(|(number, file)| {
+                Some((number, written_at(file.as_ref()?, &*self.files.clock)?))
+            })
+            .collect()
+    }
+
+    fn made_count(&self) -> Option<u32> {
         *self.files.made_count.lock()
     }
 
-    /// Makes sure that `ring.made` counts at least `count` files.
-    pub(crate) fn note_made(&self, count: u32) -> Result<()> {
+    fn note_made(&self, count: u32) -> Result<()> {
         let files = &self.files;
         files.write_made(count).and_then(|()| files.name_made(count)).map_err(|e| {
             let path = self.files.dir.join(MADE_NAME);

@@ -71,6 +71,7 @@ impl Log {
                 return Ok(());
             }
             tokio::select! {
+                biased;
                 () = notified => {}
                 _ = changed.changed() => {}
             }

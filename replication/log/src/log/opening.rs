@@ -6,9 +6,10 @@
 
 use super::thread::start_thread;
 use super::{DrivenCore, Log, LogInner, LogNotes, LogThread, Noted};
+use crate::disk::LogDisk;
 use crate::disk::file_disk::FileDisk;
 use crate::disk::mounted::mounted;
-use crate::disk::state_files::StateFiles;
+use crate::disk::state_files::{StateFiles, StateKeeper};
 use crate::options::{LogIdentity, LogOptions, SPARE_FILES_MIN, payload_bytes_max};
 use crate::replicas::QuorumTail;
 use crate::ring::batch_places::ChainId;
@@ -20,9 +21,9 @@ use crate::ring::recovery::{self, Opened, Recovery};
 use crate::ring::shared_ring::SharedRing;
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use crate::spill::SpillReader;
-use crate::spill::dir::{self as spill_dir, SpillFilesWanted};
+use crate::spill::dir::{self as spill_dir, FoundSpills, SpillFilesWanted};
 use crate::throttle::gate::ThrottleGate;
-use block::env::{Clock, Disk, Random, SystemClock, SystemRandom};
+use block::env::{Clock, Random, SystemClock, SystemRandom};
 use block::seal::PoolKey;
 use block::{Lsn, Result};
 use std::path::Path;
@@ -99,28 +100,45 @@ pub struct LogSources {
 }
 
 /// The arguments of an open.
-pub(super) struct LogOpening<'a> {
-    pub(super) dir: &'a Path,
-    pub(super) identity: LogIdentity,
-    pub(super) key: PoolKey,
-    pub(super) options: LogOptions,
-    pub(super) destaged: Lsn,
-    pub(super) sources: &'a LogSources,
-    pub(super) seeded_bugs: SeededBugs,
-    pub(super) clock: Arc<dyn Clock>,
-    pub(super) random: Arc<dyn Random>,
+pub(crate) struct LogOpening<'a> {
+    pub(crate) dir: &'a Path,
+    pub(crate) identity: LogIdentity,
+    pub(crate) key: PoolKey,
+    pub(crate) options: LogOptions,
+    pub(crate) destaged: Lsn,
+    pub(crate) sources: &'a LogSources,
+    pub(crate) seeded_bugs: SeededBugs,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) random: Arc<dyn Random>,
+}
+
+/// The device of the log, and the records beside its ring.
+pub(crate) struct LogDevice {
+    pub(crate) disk: Box<dyn LogDisk>,
+    pub(crate) keeper: Box<dyn StateKeeper>,
+    pub(crate) spills: FoundSpills,
+    /// The mounted file system that holds the log; `None` if it is not known.
+    pub(crate) mount: Option<u64>,
 }
 
 impl LogOpening<'_> {
     /// Opens the log; see [`Log::open`].
     pub(super) fn open(self) -> Result<(Log, Recovery)> {
-        let LogOpening { dir, identity, options, destaged, .. } = self;
+        let LogOpening { dir, identity, options, .. } = self;
         options.check()?;
-        let mut disk = FileDisk::open(dir, options.io_mode, Arc::clone(&self.clock))?;
+        let disk = FileDisk::open(dir, options.io_mode, Arc::clone(&self.clock))?;
         let reader = SpillReader { pool: identity.pool, epoch: identity.epoch, key: &self.key };
-        let mut spills = spill_dir::find(dir, &self.sources.wanted, &reader, &*self.clock)?;
+        let spills = spill_dir::find(dir, &self.sources.wanted, &reader, &*self.clock)?;
         let LogNotes { beside, heard } = &self.sources.notes;
-        let keeper = StateFiles::new(dir, beside, heard);
+        let keeper = Box::new(StateFiles::new(dir, beside, heard));
+        let mount = mounted(dir);
+        self.open_on(LogDevice { disk: Box::new(disk), keeper, spills, mount })
+    }
+
+    /// Opens the log on its device.
+    pub(crate) fn open_on(self, device: LogDevice) -> Result<(Log, Recovery)> {
+        let LogDevice { mut disk, keeper, mut spills, mount } = device;
+        let LogOpening { identity, options, destaged, .. } = self;
         let args = OpenArgs {
             identity,
             key: self.key.clone(),
@@ -132,11 +150,11 @@ impl LogOpening<'_> {
             // Taken before recovery rewrites the tail of the log.
             written_at: disk.written_at(),
             made_count: disk.made_count(),
-            keeper: &keeper,
-            mount: mounted(dir),
+            keeper: &*keeper,
+            mount,
             quorum: self.sources.quorum.as_ref(),
         };
-        let mut opened = recovery::open(&mut disk, &args)?;
+        let mut opened = recovery::open(&mut *disk, &args)?;
         // An earlier program or a crash may have left ready files unrecorded; record them before
         // anything is written there.
         let is_ready = |state: &&FileState| **state == FileState::Ready;
@@ -156,9 +174,9 @@ impl LogOpening<'_> {
     fn start(
         self,
         opened: Opened,
-        mut disk: FileDisk,
+        mut disk: Box<dyn LogDisk>,
         ready_count: u32,
-        keeper: StateFiles,
+        keeper: Box<dyn StateKeeper>,
     ) -> Result<Arc<LogInner>> {
         let LogOpening { identity, options, destaged, seeded_bugs, .. } = self;
         let file_bytes = opened.config.file_bytes;
@@ -193,7 +211,7 @@ impl LogOpening<'_> {
             replicas: replicas.clone(),
         };
         let mut core = Core::new(start, Arc::clone(&self.random), Arc::clone(&self.clock));
-        core.prepare_files(&mut disk);
+        core.prepare_files(&mut *disk);
         let gate = ThrottleGate::new(
             options.slow_from_percent,
             options.generation_bytes_max,

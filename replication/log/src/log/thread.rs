@@ -8,12 +8,15 @@
 
 use super::{DrivenCore, LogInner};
 use crate::ring::shared_ring::SharedRing;
+use block::env::Clock;
+use block::simulated::{Executor, simulated};
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{JoinHandle, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 
 /// Time between two ticks of the log thread. Chosen by hand: it limits the age of unflushed data to
 /// a second.
@@ -25,13 +28,16 @@ pub(super) struct LogThread {
     is_stopping: AtomicBool,
     handle: OnceLock<Thread>,
     join: Mutex<Option<JoinHandle<()>>>,
+    /// Wakes the task that takes the place of the thread in a simulation.
+    simulated: Arc<Notify>,
 }
 
 impl LogThread {
     /// Wakes the thread, which then does the work that others left.
     pub(super) fn nudge(&self) {
-        if let Some(thread) = self.handle.get() {
-            thread.unpark();
+        match self.handle.get() {
+            Some(thread) => thread.unpark(),
+            None => self.simulated.notify_one(),
         }
     }
 }
@@ -40,7 +46,7 @@ impl LogInner {
     fn tick(&self) {
         if let Some(DrivenCore { core, disk }) = &mut *self.driven.lock() {
             let _guard = FailOnPanic(&self.shared);
-            core.tick(disk, &self.shared);
+            core.tick(&mut **disk, &self.shared);
         }
         self.drive();
     }
@@ -81,18 +87,21 @@ pub(super) fn start_thread(inner: &Arc<LogInner>) -> Result<()> {
         }));
     }
     let clock = Arc::clone(&inner.clock);
+    if let Some(executor) = simulated() {
+        let nudged = Arc::clone(&inner.thread.simulated);
+        executor.spawn(Box::pin(simulate_thread(weak, clock, nudged, Arc::clone(&executor))));
+        inner.drive();
+        return Ok(());
+    }
     let thread = std::thread::Builder::new()
         .name("spindle-log".into())
         .spawn(move || {
             loop {
                 let started = clock.now();
                 std::thread::park_timeout(TICK);
-                let Some(inner) = weak.upgrade() else { return };
-                inner.note_failure();
-                if inner.thread.is_stopping.load(Ordering::Acquire) {
+                if !is_round_done(&weak, &*clock, started) {
                     return;
                 }
-                if clock.now() - started >= TICK { inner.tick() } else { inner.drive() }
             }
         })
         .map_err(|e| Error::with_source(ErrorKind::Io, "start the log thread", e))?;
@@ -100,6 +109,42 @@ pub(super) fn start_thread(inner: &Arc<LogInner>) -> Result<()> {
     *inner.thread.join.lock() = Some(thread);
     inner.drive();
     Ok(())
+}
+
+/// Does what is due in one round of the thread, which began to wait at `started`. Returns false at its
+/// end.
+fn is_round_done(weak: &Weak<LogInner>, clock: &dyn Clock, started: Instant) -> bool {
+    let Some(inner) = weak.upgrade() else { return false };
+    inner.note_failure();
+    if inner.thread.is_stopping.load(Ordering::Acquire) {
+        return false;
+    }
+    if clock.now() - started >= TICK {
+        inner.tick()
+    } else {
+        inner.drive()
+    }
+    true
+}
+
+/// Takes the place of the thread in a simulation.
+async fn simulate_thread(
+    weak: Weak<LogInner>,
+    clock: Arc<dyn Clock>,
+    nudged: Arc<Notify>,
+    executor: Arc<dyn Executor>,
+) {
+    loop {
+        let started = clock.now();
+        tokio::select! {
+            biased;
+            () = nudged.notified() => {}
+            () = executor.sleep(TICK) => {}
+        }
+        if !is_round_done(&weak, &*clock, started) {
+            return;
+        }
+    }
 }
 
 /// Fails the log when a step panics: the core is then in an unknown state, and nothing more may be

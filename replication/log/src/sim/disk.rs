@@ -148,6 +148,22 @@ impl Platter {
         (number, at)
     }
 
+    /// Flips one bit of the batch with the highest number. Returns false if there is none.
+    pub(crate) fn flip_newest(&mut self, rng: &mut Rng) -> bool {
+        let blocks = self.files.iter().flat_map(|(number, file)| {
+            file.cache.chunks(PAGE).enumerate().map(move |(index, block)| (*number, index, block))
+        });
+        let headers = blocks.filter_map(|(number, index, block)| {
+            Some((BatchHeader::decode(block).ok()?.sequence, number, index))
+        });
+        let Some((_, number, index)) = headers.max() else { return false };
+        let file = self.files.get_mut(&number).expect("found there");
+        let (at, mask) = (index * PAGE + rng.index(PAGE), 1 << rng.below(8));
+        file.cache[at] ^= mask;
+        file.stable[at] ^= mask;
+        true
+    }
+
     /// Changes the batch with the highest number, if it has no entries, to claim that everything
     /// before it was closed in order, with correct checksums and without the key. Returns false if
     /// it claims so already or has entries.
@@ -286,6 +302,11 @@ impl SimDisk {
         let pending = self.pending.swap_remove(index);
         self.execute(pending);
         true
+    }
+
+    /// Returns the number of requests that have not completed.
+    pub(crate) fn pending_count(&self) -> usize {
+        self.pending.len()
     }
 
     /// Returns whether a sync has failed without the process being told.

@@ -106,6 +106,14 @@ pub fn weigh(dir: &Path) -> Result<(u64, u64)> {
     Ok((count, bytes))
 }
 
+impl FoundSpills {
+    /// Returns the findings of a directory without spill files, when none is named.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn none() -> FoundSpills {
+        FoundSpills { layers: SpillLayers::default(), missing: Vec::new(), redundant: Vec::new() }
+    }
+}
+
 /// Opens the files that the metadata names and lists those that may be removed. Changes nothing.
 ///
 /// # Errors

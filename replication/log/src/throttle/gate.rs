@@ -7,6 +7,7 @@
 
 use crate::throttle::{Hold, Throttle};
 use block::env::Clock;
+use block::simulated::simulated;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,7 +75,10 @@ impl ThrottleGate {
         if fill * 100.0 < f64::from(self.slow_from_percent) {
             return;
         }
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let (executor, runtime) = (simulated(), tokio::runtime::Handle::try_current());
+        if executor.is_none() && runtime.is_err() {
+            return;
+        }
         let Some(Held { gate, closed }) = self.admit(bytes, fill) else { return };
         // The timer does not belong to a waiter: a client that takes no answers must not keep the
         // gate closed for others.
@@ -83,10 +87,18 @@ impl ThrottleGate {
                 tokio::time::sleep(closed.delay).await;
                 return drop(closed);
             }
-            runtime.spawn(async move {
-                tokio::time::sleep(closed.delay).await;
-                drop(closed);
-            });
+            if let Some(executor) = executor {
+                let delay = executor.sleep(closed.delay);
+                executor.spawn(Box::pin(async move {
+                    delay.await;
+                    drop(closed);
+                }));
+            } else if let Ok(runtime) = runtime {
+                runtime.spawn(async move {
+                    tokio::time::sleep(closed.delay).await;
+                    drop(closed);
+                });
+            }
         }
         let opened = gate.acquire().await;
         debug_assert!(opened.is_err(), "the gate has no permits");

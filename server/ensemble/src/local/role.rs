@@ -14,12 +14,12 @@ use crate::note::Note;
 use crate::owned::{OwnedLog, OwnedOptions};
 use crate::peers::Peers;
 use crate::seeded_bugs::seeded_bugs;
+use crate::tasks::{self, Spawner};
 use block::{Epoch, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use replication::{Configuration, Document, MemberId, Proof};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedRwLockWriteGuard, RwLock, oneshot};
 use uuid::Uuid;
 
@@ -48,7 +48,7 @@ pub(super) struct Inner {
     pub(super) role: Arc<RwLock<Role>>,
     /// Notified when a member has to be started again.
     wake: Arc<Notify>,
-    runtime: Handle,
+    tasks: Spawner,
 }
 
 /// The role of an owner. The node becomes a plain member once this is dropped and the write log is
@@ -76,9 +76,9 @@ impl Drop for OwnerRole {
         let Some(inner) = self.inner.upgrade().filter(|_| !seeded_bugs().owner_role_kept) else {
             return;
         };
-        let (runtime, epoch) = (inner.runtime.clone(), self.epoch);
+        let (tasks, epoch) = (inner.tasks.clone(), self.epoch);
         // Reported where the member is started again.
-        runtime.spawn(async move { drop(inner.leave(Some(epoch)).await) });
+        drop(tasks.spawn(async move { drop(inner.leave(Some(epoch)).await) }));
     }
 }
 
@@ -88,10 +88,10 @@ impl Inner {
         let member = start_member(&options)?;
         let id = member.id();
         let role = Arc::new(RwLock::new(Role::Member(member)));
-        let runtime = Handle::current();
+        let tasks = Spawner::current();
         let wake = Arc::new(Notify::new());
-        let inner = Arc::new(Inner { options, id, role, wake: Arc::clone(&wake), runtime });
-        inner.runtime.spawn(supervise(Arc::downgrade(&inner), wake));
+        let inner = Arc::new(Inner { options, id, role, wake: Arc::clone(&wake), tasks });
+        drop(inner.tasks.spawn(supervise(Arc::downgrade(&inner), wake)));
         Ok(inner)
     }
 
@@ -104,14 +104,15 @@ impl Inner {
         options: OwnedOptions,
     ) -> Result<OwnedLog> {
         let (sender, became) = oneshot::channel();
-        self.runtime.clone().spawn(async move {
+        let tasks = self.tasks.clone();
+        drop(tasks.spawn(async move {
             let mut role = Arc::clone(&self.role).write_owned().await;
             let owner = self.change_to_owner(&mut role, epoch, configuration, peers, options).await;
             drop(role);
             if sender.send(owner).is_err() {
                 drop(self.leave(Some(epoch)).await);
             }
-        });
+        }));
         became.await.unwrap_or_else(|_| Err(changing()))
     }
 
@@ -134,8 +135,7 @@ impl Inner {
                 return Err(is_owner());
             }
         };
-        let what = "close the member";
-        let opened = blocking(what, move || member.close()).await.and_then(|closed| {
+        let opened = member.close().await.and_then(|closed| {
             let promised = closed.file.stored.document.promised;
             if promised != epoch {
                 let what = format!(
@@ -164,8 +164,8 @@ impl Inner {
 
     /// Ends the ownership of `epoch`, or any, and starts a plain member.
     pub(super) async fn leave(self: Arc<Self>, epoch: Option<Epoch>) -> Result<()> {
-        let runtime = self.runtime.clone();
-        let left = runtime.spawn(async move {
+        let tasks = self.tasks.clone();
+        let left = tasks.spawn(async move {
             let mut role = Arc::clone(&self.role).write_owned().await;
             if let Role::Owner { owned, epoch: of, .. } = &*role
                 && epoch.is_none_or(|epoch| epoch == *of)
@@ -202,7 +202,7 @@ impl Inner {
             && let Role::Member(member) = std::mem::replace(&mut **role, Role::Closed(changing()))
         {
             // The thread has reported its failure.
-            drop(blocking("end the member", move || member.close()).await);
+            drop(member.close().await);
         }
         if !matches!(**role, Role::Closed(_)) {
             return Ok(());
@@ -226,7 +226,7 @@ async fn supervise(inner: Weak<Inner>, wake: Arc<Notify>) {
     let (mut pause, mut calm_ticks) = (RESTART_PAUSE, 0);
     loop {
         // It may not keep the member alive meanwhile. Woken or not, it looks.
-        let _ = tokio::time::timeout(Member::TICK, wake.notified()).await;
+        let _ = tasks::timeout(Member::TICK, wake.notified()).await;
         let Some(member) = inner.upgrade() else { return };
         if member.tick().await {
             calm_ticks += 1;
@@ -236,7 +236,7 @@ async fn supervise(inner: Weak<Inner>, wake: Arc<Notify>) {
             continue;
         }
         drop(member);
-        tokio::time::sleep(pause).await;
+        tasks::sleep(pause).await;
         calm_ticks = 0;
         pause = (2 * pause).min(RESTART_PAUSE_MAX);
         let Some(member) = inner.upgrade() else { return };
@@ -259,7 +259,7 @@ async fn blocking<T: Send + 'static>(
     what: &'static str,
     run: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let ran = tokio::task::spawn_blocking(run).await;
+    let ran = tasks::blocking(run).await;
     ran.unwrap_or_else(|e| Err(Error::with_source(ErrorKind::Io, what, e)))
 }
 

@@ -8,6 +8,7 @@
 
 use super::ring_files::RingFiles;
 use super::{FollowerFound, FollowerLog, Stale, Tail};
+use crate::disk::LogDisk;
 use crate::disk::file_disk::FileDisk;
 use crate::disk::state_files::{FoundState, StateFiles, StateKeeper};
 use crate::format::FormatError;
