@@ -1,0 +1,89 @@
+//! The runs, and the proof that they find bugs.
+
+use crate::report::{Counts, Outcome};
+use crate::run::run;
+use std::time::Duration;
+
+/// Seeds of a run in CI.
+const SEEDS: u64 = 300;
+
+fn seeds() -> Vec<u64> {
+    let number = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+    };
+    match number("SEED") {
+        Some(seed) => vec![seed],
+        None => {
+            let first = number("NODE_FIRST_SEED").unwrap_or(1);
+            (first..first + number("NODE_SEEDS").unwrap_or(SEEDS)).collect()
+        }
+    }
+}
+
+#[test]
+fn nodes_keep_every_promise_under_faults() {
+    let (counts, mut simulated, mut failures) = (Counts::default(), Duration::ZERO, Vec::new());
+    let seeds = seeds();
+    for seed in &seeds {
+        let Outcome { failure, simulated: time, counts: of_run, trace, .. } = run(*seed);
+        counts.take_in(&of_run);
+        simulated += time;
+        if seeds.len() == 1 {
+            println!("SEED={seed}: trace {trace:016x}");
+        }
+        if let Some(failure) = failure {
+            println!("SEED={seed}: {failure}");
+            failures.push(*seed);
+            if std::env::var_os("NODE_ALL").is_none() {
+                break;
+            }
+        }
+    }
+    assert!(failures.is_empty(), "these seeds fail: {failures:?}");
+    let hours = simulated.as_secs_f64() / 3600.0;
+    println!("done: {} seeds, {hours:.1} simulated hours: {counts}", seeds.len());
+}
+
+#[test]
+fn seed_repeats_the_same_events() {
+    for seed in 1..=5 {
+        let (first, second) = (run(seed), run(seed));
+        assert_eq!(first.trace, second.trace, "SEED={seed}: {} {}", first.counts, second.counts);
+        assert_eq!(first.seed, second.seed);
+    }
+}
+
+/// Bugs of the protocol, which must be found within [`BUG_SEEDS`] seeds.
+#[cfg(feature = "seeded-bugs")]
+const BUGS: [&str; 10] = [
+    "promise-not-kept",
+    "unrecorded-configuration",
+    "opening-replaced",
+    "ack-without-quorum",
+    "sent-is-written",
+    "amnesiac-votes",
+    "damage-unseen",
+    "tail-by-length",
+    "promise-not-stored",
+    "read-without-lease",
+];
+#[cfg(feature = "seeded-bugs")]
+const BUG_SEEDS: &str = "200";
+
+/// The features `seeded-bugs` of the packages `replication` and `wal` are needed, too, as in `tests/run`.
+#[cfg(feature = "seeded-bugs")]
+#[test]
+fn seeded_bugs_are_found() {
+    for bug in BUGS {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "tests::nodes_keep_every_promise_under_faults", "--nocapture"]);
+        command.env("SPINDLE_SEEDED_BUGS", bug).env("NODE_SEEDS", BUG_SEEDS);
+        let output = command.env_remove("SEED").env_remove("NODE_FIRST_SEED").output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text);
+        let found = text.lines().find(|line| line.starts_with("SEED="));
+        println!("{bug}: {}", found.unwrap_or("not found"));
+        assert!(!output.status.success() && found.is_some(), "{bug} is not found: {text}");
+    }
+}
