@@ -40,6 +40,11 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "a_log_that_was_given_up_makes_every_volume_lose_writes",
     ),
     (
+        "LogSuperseded",
+        "server/engine/src/conditions/tests.rs",
+        "log_that_the_pool_went_on_without_is_a_condition_while_it_has_writes",
+    ),
+    (
         "LogTailUnproven",
         "server/engine/src/conditions/tests.rs",
         "unproven_tail_is_a_condition_until_the_next_opening",

@@ -69,6 +69,8 @@ kinds! {
     VolumeStalled = "volume-stalled",
     /// Acknowledged writes of a volume may be gone; subject: the volume.
     WritesLost = "writes-lost",
+    /// A log that the pool went on without has writes that nothing else has; subject: its directory.
+    LogSuperseded = "log-superseded",
     /// The tail of the log could not be proven complete at the last open; subject: the log.
     LogTailUnproven = "log-tail-unproven",
     /// Parts of the log cannot be read, but none of them is needed; subject: the log.

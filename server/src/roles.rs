@@ -38,6 +38,7 @@ use control::store::{Store, StoreOptions};
 use engine::config::PoolConfig;
 use engine::open_pool::OpenPool;
 use engine::opening::{self, Opening};
+use engine::superseded::set_aside_if_superseded;
 use ensemble::{ClusterPeers, LocalMember, MemberService, OwnedOptions};
 use futures::FutureExt;
 use messages::{Answer, Question, Role};
@@ -61,6 +62,8 @@ const LOCK_ATTEMPTS: u32 = 200;
 /// Silences of an owner after which a candidate that does not come to serve the pool holds up another one
 /// no longer. Chosen by hand: ten seconds by default.
 const CANDIDATE_SILENCES: u32 = 10;
+/// Longest wait for the store before a member starts without it. Chosen by hand.
+const STORE_MAX: Duration = Duration::from_secs(5);
 /// Pause before the store is asked for the outcome of a change again. Chosen by hand.
 const OUTCOME_PAUSE: Duration = Duration::from_secs(1);
 
@@ -117,6 +120,7 @@ impl Roles {
             is_alone: AtomicBool::new(false),
         });
         if let Some(pool) = pool {
+            roles.set_log_aside(pool).await?;
             roles.start_member(pool).await?;
         }
         let answers = Answers(Arc::downgrade(&roles));
@@ -179,12 +183,24 @@ impl Roles {
         Ok(())
     }
 
+    /// Lets this node take the pool over by the order of an operator.
+    ///
+    /// # Errors
+    /// `Invalid` if it is no member of the pool's log; those of reading the store.
+    pub(crate) async fn take_over_by_order(&self) -> Result<()> {
+        let Some(member) = self.member() else { return Err(no_member()) };
+        let manifest = self.manifest().await?;
+        let configuration = manifest.and_then(|manifest| manifest.configuration);
+        if configuration.is_none_or(|configuration| configuration.member(member.id()).is_none()) {
+            return Err(no_member());
+        }
+        self.take_over()
+    }
+
     /// Lets this node take the pool over.
-    pub(crate) fn take_over(&self) -> Result<()> {
+    fn take_over(&self) -> Result<()> {
         if self.member().is_none() {
-            let what = "take the pool over: this node is no member of its log; `spindle pool members add` on the owner \
-                        makes it one";
-            return Err(Error::new(ErrorKind::Invalid, what));
+            return Err(no_member());
         }
         // An order that comes twice would take the pool back later.
         if self.dir.lock().is_some() {
@@ -227,6 +243,41 @@ impl Roles {
         manifest::read(&store, &keys.newest().key).await
     }
 
+    /// Sets the log of the member in the directory aside if the pool went on without it by force: as a member again,
+    /// it would drop what only it has.
+    async fn set_log_aside(&self, pool: Uuid) -> Result<()> {
+        let log_dir = self.pool.dir.join("log");
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let options = EnsembleMembers::local_options(&log_dir, pool, self.pool.log, clock);
+        let Some(id) = LocalMember::find(&options)? else { return Ok(()) };
+        // The member is needed, too, while the store does not answer.
+        let manifest = match tokio::time::timeout(STORE_MAX, self.manifest()).await {
+            Ok(Ok(Some(manifest))) => manifest,
+            _ => return Ok(()),
+        };
+        let Some(since) = manifest.left_behind_since(id) else { return Ok(()) };
+        let aside = move || set_aside_if_superseded(&log_dir, pool, since);
+        let done = tokio::task::spawn_blocking(aside).await;
+        done.map_err(|e| Error::with_source(ErrorKind::Io, "set a log aside", e))?.map(drop)
+    }
+
+    /// Refuses to become a member again with a log that the pool went on without.
+    async fn check_not_left_behind(&self, member: &EnsembleMembers) -> Result<()> {
+        let Some(manifest) = self.manifest().await? else { return Ok(()) };
+        let Some(since) = manifest.left_behind_since(member.id()) else { return Ok(()) };
+        let (log_dir, pool) = (self.pool.dir.join("log"), manifest.pool.into_bytes());
+        let found =
+            tokio::task::spawn_blocking(move || wal::find_superseded(&log_dir, pool, since));
+        let found =
+            found.await.map_err(|e| Error::with_source(ErrorKind::Io, "read a log", e))??;
+        if found.is_none_or(|log| log.is_in_store) {
+            return Ok(());
+        }
+        let what = "become a member: the log of this node has writes that the pool went on without. Restart spindle on \
+                    this node, which sets that log aside, and add the node again";
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+
     /// Starts the member in the directory, if it has one.
     async fn start_member(&self, pool: Uuid) -> Result<()> {
         let log_dir = self.pool.dir.join("log");
@@ -262,9 +313,12 @@ impl Roles {
             dir.join(pool)?;
             dir.node_id()
         };
-        if self.member().is_none() {
-            self.make_member(pool, id)?;
-            self.start_member(pool).await?;
+        match self.member() {
+            Some(member) => self.check_not_left_behind(&member).await?,
+            None => {
+                self.make_member(pool, id)?;
+                self.start_member(pool).await?;
+            }
         }
         Ok(id)
     }
@@ -479,6 +533,12 @@ impl Roles {
             None => Role::None {},
         }
     }
+}
+
+fn no_member() -> Error {
+    let what = "take the pool over: this node is no member of its log; `spindle pool members add` on the owner makes it \
+                one";
+    Error::new(ErrorKind::Invalid, what)
 }
 
 /// Returns the place of a member among the stand-ins of the owner; `None` if it is no member.

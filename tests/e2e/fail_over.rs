@@ -55,6 +55,11 @@ impl Nodes {
         nodes
     }
 
+    /// Returns the address of the object store.
+    pub fn store(&self) -> &str {
+        self.store.address()
+    }
+
     fn members(&self, node: usize) -> serde_json::Value {
         self.nodes[node].json(&["pool", "members", "list"])
     }
@@ -281,7 +286,7 @@ fn missing_members_are_conditions_until_they_are_back() {
 
 /// Sets the conduct without a quorum, and lets all members but the owner die. Returns the connections to it,
 /// once the pool goes on.
-fn left_alone(nodes: &mut Nodes, history: &mut History, conduct: &str) -> Vec<Connection> {
+pub fn left_alone(nodes: &mut Nodes, history: &mut History, conduct: &str) -> Vec<Connection> {
     let _ = nodes.nodes[0].json(&["pool", "members", "degraded", conduct]);
     let (_, mut connections) = nodes.connect(0);
     history.run_for(&mut connections, Duration::from_millis(300));

@@ -14,13 +14,13 @@ use tests::daemon::{Daemon, SMALL};
 const SPREAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the address of a port that was free a moment ago.
-fn free_address() -> String {
+pub fn free_address() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("it is bound").to_string()
 }
 
 #[track_caller]
-fn refused(output: &Output, code: i32, words: &str) {
+pub fn refused(output: &Output, code: i32, words: &str) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{said}");
     assert!(said.contains(words), "it does not say {words:?}: {said}");

@@ -21,12 +21,17 @@ const SECTORS: u64 = (16 << 20) / 512;
 /// Makes a daemon, not started, on an S3 server reached at `address`.
 pub fn on_s3(settings: &str, volumes: &[(&str, &str)], address: &str) -> Daemon {
     let mut daemon = Daemon::new(settings, volumes);
+    on_store(&mut daemon, address);
+    daemon
+}
+
+/// Lets a daemon that does not run use the S3 server at `address`.
+pub fn on_store(daemon: &mut Daemon, address: &str) {
     daemon.argue(&["--store", &format!("s3://{BUCKET}/pools/one")]);
     let variables = environment(address);
     let pairs: Vec<(&str, &str)> =
         variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     daemon.environ(&pairs);
-    daemon
 }
 
 pub fn on(address: &str) -> Daemon {

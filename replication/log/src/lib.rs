@@ -56,6 +56,7 @@ pub use overlay::spill_layer::SpillLayer;
 pub use overlay::spill_resident::{SpillFileId, SpillResident};
 pub use overlay::{Generation, Overlay, VolumeWeight};
 pub use replicas::{QuorumTail, Replicas};
+pub use ring::archive::{ArchiveEnd, ArchivedEntry, read_entries};
 pub use ring::contents::LogContents;
 pub use ring::follower_log::{FollowerFound, FollowerLog, FollowerOpening};
 pub use ring::incomplete::is_incomplete;

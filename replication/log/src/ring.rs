@@ -6,6 +6,7 @@
 //! - All readers of the ring share one walk ([`walk`]), so that no two of them can disagree about
 //!   the end of a log.
 
+pub(crate) mod archive;
 pub(crate) mod batch_places;
 pub(crate) mod contents;
 pub(crate) mod core;

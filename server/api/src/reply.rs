@@ -11,7 +11,7 @@ use crate::pool::{FsckInfo, MoveInfo};
 use crate::scrub::ScrubInfo;
 use crate::snapshot::{DiffInfo, ScheduleInfo, SnapshotInfo};
 use crate::status::StatusInfo;
-use crate::volume::VolumeInfo;
+use crate::volume::{RecoveredInfo, VolumeInfo};
 use serde::{Deserialize, Serialize};
 
 /// A reply to a request.
@@ -25,6 +25,8 @@ pub enum Reply {
         /// Sorted by name.
         volumes: Vec<VolumeInfo>,
     },
+    /// A volume that was made from a log that the pool went on without.
+    Recovered(RecoveredInfo),
     /// Snapshots.
     Snapshots {
         /// Sorted by volume and age.

@@ -57,7 +57,7 @@ impl Request {
                 | PoolRequest::Move { .. }
                 | PoolRequest::RepairCounts { .. },
             )
-            | Request::Volume(VolumeRequest::Clone { .. })
+            | Request::Volume(VolumeRequest::Clone { .. } | VolumeRequest::Recover { .. })
             | Request::Snapshot(SnapshotRequest::Rollback { .. }) => DATA_TIMEOUT,
             _ => REPLY_TIMEOUT,
         }

@@ -1,6 +1,7 @@
 //! Volumes: requests, and their state in replies.
 
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// The promise of an acknowledged write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +114,39 @@ pub enum VolumeRequest {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ttl_seconds: Option<u64>,
     },
+    /// Makes a volume with the contents that another one has in a log that the pool went on without. `NotFound`
+    /// without such a log; `Busy` if a volume of the new name exists. For the machine that has the log.
+    Recover {
+        /// Name of the new volume.
+        name: String,
+        /// Name of the volume whose writes the log has.
+        of: String,
+        /// Directory of the log; absent: the one that was set aside in the directory of the daemon.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        log: Option<PathBuf>,
+    },
+}
+
+/// A volume that was made from a log that the pool went on without.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RecoveredInfo {
+    /// Name of the new volume.
+    pub name: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// Name of the volume whose writes the log has.
+    pub of: String,
+    /// Directory of the log.
+    pub log: PathBuf,
+    /// Name of the snapshots that keep the state from which the pool went on.
+    pub base: String,
+    /// Entries of the volume that only this log has.
+    pub entry_count: u64,
+    /// Bytes that these entries wrote.
+    pub written_bytes: u64,
+    /// What the new volume lacks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// The extent of the removal of a volume.

@@ -31,6 +31,7 @@ use std::fmt::Write;
 pub fn reply(reply: &Reply) -> String {
     match reply {
         Reply::Volume(info) => volume::volume(info),
+        Reply::Recovered(info) => volume::recovered(info),
         Reply::Volumes { volumes: infos } => volume::volumes(infos),
         Reply::Snapshots { snapshots: infos } => snapshot::snapshots(infos),
         Reply::Schedule(info) => snapshot::schedule(info),

@@ -96,6 +96,9 @@ pub struct Manifest {
     /// Objects of the removed pool are being deleted, or are gone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_purging: bool,
+    /// Newest epoch that was begun by force, without the writes that only the owner before had.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forced_epoch: Option<u64>,
     /// The members of the pool's log; absent for a pool that has its log on one node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub configuration: Option<Configuration>,
@@ -176,7 +179,12 @@ impl Ownership {
             None => None,
         };
         let next = next_manifest(node, pool, name, previous.as_ref());
-        let manifest = Manifest { configuration, ..next };
+        let was_open = previous.as_ref().is_some_and(|previous| !previous.is_released);
+        let is_forced = terms.take_over == TakeOver::Forced
+            && was_open
+            && (next.owner_since_epoch == next.epoch || node.is_copy());
+        let forced_epoch = if is_forced { Some(next.epoch) } else { next.forced_epoch };
+        let manifest = Manifest { configuration, forced_epoch, ..next };
         let bytes = seal_document(key, PURPOSE, &manifest)?;
         node.record_attempt(&manifest.nonce)?;
         let created = match chain.create(manifest.number, &bytes).await {
@@ -336,6 +344,16 @@ pub fn object_name(number: u64) -> String {
 }
 
 impl Manifest {
+    /// The epoch since which the pool goes on without the log of a member, by force; `None` if it does not.
+    #[must_use]
+    pub fn left_behind_since(&self, member: Uuid) -> Option<Epoch> {
+        let known = |configuration: &Configuration| {
+            configuration.members.iter().chain(&configuration.away).any(|one| one.id == member)
+        };
+        let is_known = self.configuration.as_ref().is_some_and(known);
+        self.forced_epoch.filter(|_| !is_known).map(Epoch)
+    }
+
     /// Epoch under which the owner's directory has held the pool.
     fn held_epoch(&self) -> u64 {
         self.held_epoch.unwrap_or(self.epoch)
@@ -504,6 +522,7 @@ fn next_manifest(node: &NodeDir, pool: Uuid, name: &str, previous: Option<&Manif
         removed_at: None,
         held_epoch: None,
         is_purging: false,
+        forced_epoch: previous.and_then(|previous| previous.forced_epoch),
         configuration: None,
         nonce: fresh_nonce(),
     }

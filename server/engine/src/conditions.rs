@@ -6,6 +6,7 @@
 //! - The log says once that a condition was raised, and once that it has ended.
 
 use crate::record::{VolumeRecord, VolumeState};
+use crate::superseded::SupersededLog;
 use block::conditions::{Change, Report};
 use block::{ConditionKind, Conditions};
 use tracing::{Level, event};
@@ -95,6 +96,27 @@ pub(crate) fn show_record(conditions: &Conditions, record: &VolumeRecord, has_ke
         )
     });
     conditions.set(ConditionKind::KeyMissing, name, keyless);
+}
+
+/// Shows the logs that the pool went on without, and that have writes that nothing else has.
+pub(crate) fn show_superseded(conditions: &Conditions, logs: &[SupersededLog]) {
+    for SupersededLog { dir, summary } in logs {
+        let (entries, bytes) = (summary.contents.entry_count, summary.contents.payload_bytes);
+        let bytes = bytes.saturating_add(summary.spill_bytes);
+        let report = (entries > 0 || summary.spill_file_count > 0).then(|| {
+            Report::new(
+                format!(
+                    "the pool went on without the log in {}, which holds up to {entries} changes with {bytes} bytes of \
+                     data",
+                    dir.display()
+                ),
+                "writes that were acknowledged may be in that log alone",
+                "make a volume from it with `spindle volume create NAME --from-superseded VOLUME`, compare, and move the \
+                 log to another directory once you have what you need",
+            )
+        });
+        conditions.set(ConditionKind::LogSuperseded, &dir.display().to_string(), report);
+    }
 }
 
 /// Clears the conditions of a name that no volume has any longer.

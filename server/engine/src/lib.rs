@@ -47,6 +47,7 @@ pub mod session;
 pub mod snapshot;
 pub mod state;
 pub mod steps;
+pub mod superseded;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tier_options;

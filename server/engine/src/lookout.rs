@@ -79,6 +79,8 @@ impl Lookout {
         let free_bytes = free_bytes(&self.log_dir);
         let short = short(&self.log_dir, &space, free_bytes, was_short);
         self.conditions.set(ConditionKind::LogSpace, LOG, short);
+        // One that was moved away.
+        self.conditions.retain(ConditionKind::LogSuperseded, |dir| Path::new(dir).is_dir());
         // The log can fail on its own; other causes that stop the pool report themselves.
         if log.is_failed && !self.conditions.is_raised(ConditionKind::PoolStopped, POOL) {
             conditions::show_stopped(&self.conditions, "its write log has failed");

@@ -7,6 +7,7 @@
 //!   to accept a loss.
 
 use crate::client_record::ClientRecord;
+use crate::conditions;
 use crate::config::PoolConfig;
 use crate::copies::Copies;
 use crate::failed_log;
@@ -18,6 +19,7 @@ use crate::reservations::Reservations;
 use crate::restore::Restored;
 use crate::scrub::Scrub;
 use crate::steps::Steps;
+use crate::superseded::superseded_logs;
 use async_recursion::async_recursion;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use control::keys::KeyRing;
@@ -81,6 +83,18 @@ impl OpenPool {
             self.pool.note_lost_writes(cause, self.ownership.epoch()).await?;
         }
         settle_lost_writes(&self.config.dir)
+    }
+
+    /// Shows the logs in the directory that the pool went on without. Blocks while it reads them.
+    pub fn show_superseded_logs(&self) {
+        let pool = self.ownership.manifest().pool;
+        match superseded_logs(&self.config.dir, pool) {
+            Ok(logs) => conditions::show_superseded(&self.conditions, &logs),
+            Err(error) => tracing::warn!(
+                error = %error.chain(),
+                "could not look for logs that the pool went on without"
+            ),
+        }
     }
 
     /// Opens the reservations, with the clients that had volumes when the pool was last served, except those of volumes

@@ -19,12 +19,14 @@ mod ownership;
 mod schedules;
 mod snapshots;
 mod stalled;
+mod superseded;
 
 pub use clones::NamedOrigin;
 pub use lost_writes::LostWrites;
 pub use schedules::SchedulePlan;
 pub use snapshots::NamedSnapshot;
 pub use snapshots::some_of;
+pub use superseded::{OldLog, Recovered};
 
 use crate::clock::{AGREES_WITHIN, ProvenClock};
 use crate::destage::{self, DestageOptions};

@@ -53,6 +53,11 @@ fn check_volume(request: &VolumeRequest) -> Result<()> {
             check_free_name(name)?;
             check_single(snapshot)
         }
+        VolumeRequest::Recover { name, of, .. } => {
+            check_volume_name(name)?;
+            check_free_name(name)?;
+            check_volume_name(of)
+        }
         VolumeRequest::Show { name }
         | VolumeRequest::Set { name, .. }
         | VolumeRequest::Remove { name, .. }

@@ -51,7 +51,7 @@ impl AdminHandler for MemberAdmin {
                 Ok(Reply::Done { message: "stopping".to_owned() })
             }
             Request::Pool(PoolRequest::TakeOver {}) => {
-                self.roles.take_over()?;
+                self.roles.take_over_by_order().await?;
                 Ok(Reply::Done { message: "this node takes the pool over".to_owned() })
             }
             Request::Pool(PoolRequest::LastMove {}) => {

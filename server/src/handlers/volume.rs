@@ -2,14 +2,17 @@
 
 use super::{AdminPool, convert};
 use api::Reply;
-use api::volume::{DedupInfo, RemoveMode, VolumeInfo, VolumeRequest};
+use api::volume::{DedupInfo, RecoveredInfo, RemoveMode, VolumeInfo, VolumeRequest};
 use block::{Error, ErrorKind, Result, VolumeId};
 use engine::open_pool::OpenPool;
-use engine::pool::{NamedOrigin, VolumeTraits};
+use engine::pool::{NamedOrigin, OldLog, VolumeTraits};
 use engine::record::{VolumeRecord, VolumeState};
 use engine::snapshot::SnapshotName;
+use engine::superseded::superseded_logs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tiering::DedupStatus;
+use uuid::Uuid;
 
 impl AdminPool {
     pub(super) async fn volume(&self, open: &OpenPool, request: VolumeRequest) -> Result<Reply> {
@@ -45,6 +48,7 @@ impl AdminPool {
             }
             VolumeRequest::Rename { name, new_name } => self.rename(open, &name, &new_name).await?,
             VolumeRequest::Promote { name } => pool.promote_volume(&name).await?,
+            VolumeRequest::Recover { name, of, log } => return recover(open, name, of, log).await,
             VolumeRequest::Clone { snapshot, name, ttl_seconds } => {
                 let of: SnapshotName = snapshot.parse()?;
                 let (source, snapshot) = of.single()?;
@@ -109,6 +113,49 @@ impl AdminPool {
 }
 
 /// Returns the reply with one volume.
+/// Makes a volume from a log that the pool went on without: the given one, or the only one that was set aside here.
+async fn recover(open: &OpenPool, name: String, of: String, log: Option<PathBuf>) -> Result<Reply> {
+    let (pool, key) = {
+        let keys = open.keys.lock().await;
+        (keys.pool(), keys.newest().key.clone())
+    };
+    let dir = match log {
+        Some(dir) => dir,
+        None => only_log_aside(&open.config.dir, pool)?,
+    };
+    let log = OldLog { dir, pool, key };
+    let made = open.pool.create_from_superseded(&name, &of, &log).await?;
+    Ok(Reply::Recovered(RecoveredInfo {
+        name,
+        size_bytes: made.record.size_bytes,
+        of,
+        log: log.dir,
+        base: made.base.snapshot_name(),
+        entry_count: made.entry_count,
+        written_bytes: made.payload_bytes,
+        warning: made.warning,
+    }))
+}
+
+fn only_log_aside(dir: &Path, pool: Uuid) -> Result<PathBuf> {
+    let logs = superseded_logs(dir, pool)?;
+    let what = match logs.as_slice() {
+        [one] => return Ok(one.dir.clone()),
+        [] => format!(
+            "find a log that the pool went on without: {} has none; name its directory with --log",
+            dir.display()
+        ),
+        several => {
+            let names = several.iter().map(|log| log.dir.display().to_string());
+            format!(
+                "choose a log that the pool went on without: there are {}; name one with --log",
+                names.collect::<Vec<_>>().join(", ")
+            )
+        }
+    };
+    Err(Error::new(ErrorKind::NotFound, what))
+}
+
 pub(super) fn reply(open: &OpenPool, record: &VolumeRecord) -> Reply {
     Reply::Volume(volume_info(open, record))
 }

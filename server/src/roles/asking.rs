@@ -9,6 +9,7 @@
 use super::Roles;
 use super::messages::{self, Answer, Question};
 use api::pool::{MoveInfo, PoolRequest};
+use api::volume::VolumeRequest;
 use api::{Reply, Request};
 use async_trait::async_trait;
 use block::{Error, ErrorKind, Result};
@@ -46,6 +47,7 @@ fn concerns_pool(request: &Request) -> bool {
             | PoolRequest::Move { .. } => true,
             PoolRequest::Stop {} | PoolRequest::TakeOver {} | PoolRequest::LastMove {} => false,
         },
+        Request::Volume(VolumeRequest::Recover { .. }) => false,
         Request::Volume(_) | Request::Snapshot(_) | Request::Scrub(_) => true,
         // They name files, variables or devices of the machine on which they were made.
         Request::Copy(_)

@@ -129,11 +129,37 @@ pub(crate) async fn remove_member(roles: &Roles, open: &OpenPool, name: &str) ->
         return Err(Error::new(ErrorKind::Invalid, what));
     }
     next.quorum = next.members.len() / 2 + 1;
+    check_answering(open, &owned, &next, name)?;
     change(open, &owned, &next).await?;
     let (count, quorum) = (next.members.len(), next.quorum);
     Ok(format!(
         "node {name} is no member of the pool's log any more: a write is acknowledged by {quorum} of {count} members"
     ))
+}
+
+/// Refuses a removal after which too few members would answer: writes would wait for them.
+fn check_answering(
+    open: &OpenPool,
+    owned: &OwnedLog,
+    next: &Configuration,
+    name: &str,
+) -> Result<()> {
+    let (statuses, me) = (owned.statuses(), open.node.node_id());
+    let is_away = |member: &&Member| {
+        member.id != me && !statuses.get(&member.id).is_some_and(|status| status.is_connected)
+    };
+    let away: Vec<&str> =
+        next.members.iter().filter(is_away).map(|member| member.node_name.as_str()).collect();
+    let (count, quorum) = (next.members.len(), next.quorum);
+    if count - away.len() >= quorum {
+        return Ok(());
+    }
+    let what = format!(
+        "remove node {name}: {quorum} of the {count} members that stay would have to acknowledge a write, and of these {} \
+         does not answer. Start it again, or remove it first",
+        away.join(", ")
+    );
+    Err(Error::new(ErrorKind::Unavailable, what))
 }
 
 /// Waits until a member has everything that was acknowledged.

@@ -22,6 +22,9 @@ pub(crate) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut lookout = Lookout::new(&open);
+    let watched = open.clone();
+    // Not waited for: a log may have many gigabytes.
+    drop(tokio::task::spawn_blocking(move || watched.show_superseded_logs()));
     for count in 1u32.. {
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}

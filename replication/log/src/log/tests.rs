@@ -293,6 +293,59 @@ async fn throttled_append_is_answered_if_the_log_closes_meanwhile() {
     assert!(lsn > Lsn::NONE && log.status().durable_lsn >= lsn);
 }
 
+/// Reads the entries beyond `since` of a log that is not open, and its end.
+fn archived(dir: &Path, since: u64) -> Result<(Vec<crate::ArchivedEntry>, crate::ArchiveEnd)> {
+    let (key, mut entries) = (PoolKey::new([3; KEY_BYTES]), Vec::new());
+    let end = crate::read_entries(dir, [1; 16], &key, Lsn(since), &mut |entry| {
+        entries.push(entry);
+        Ok(())
+    })?;
+    Ok((entries, end))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entries_of_a_log_are_read_without_opening_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = open(dir.path(), SeededBugs::default());
+    let trim = NewEntry { kind: EntryKind::Trim, payload: Bytes::new(), ..sector(0) };
+    for entry in [sector(1), trim, NewEntry { volume: VolumeId(8), ..sector(2) }] {
+        log.append(entry, Wait::Durable).await.unwrap();
+    }
+    tokio::task::spawn_blocking(move || log.close()).await.unwrap().unwrap();
+    let files = || {
+        let listed = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+        let contents =
+            listed.filter(|path| path.is_file()).map(|path| std::fs::read(path).unwrap());
+        contents.collect::<Vec<_>>()
+    };
+    let before = files();
+    let (entries, end) = archived(dir.path(), 0).unwrap();
+    assert_eq!((end.last_lsn, end.durable_lsn), (Lsn(3), Lsn(3)));
+    let seen: Vec<_> = entries
+        .iter()
+        .map(|entry| (entry.lsn.0, entry.volume.0, entry.kind, entry.payload.first().copied()))
+        .collect();
+    let wanted = [
+        (1, 7, EntryKind::Write, Some(1)),
+        (2, 7, EntryKind::Trim, None),
+        (3, 8, EntryKind::Write, Some(2)),
+    ];
+    assert_eq!(seen, wanted);
+    assert_eq!((entries[1].start_sector, entries[1].sector_count), (1 << 20, 1));
+    assert_eq!(archived(dir.path(), 2).unwrap().0, entries[2..]);
+    assert_eq!(archived(dir.path(), 3).unwrap().0, []);
+    let refused = |pool, key| {
+        let key = PoolKey::new([key; KEY_BYTES]);
+        let read = crate::read_entries(dir.path(), pool, &key, Lsn::NONE, &mut |_| Ok(()));
+        read.unwrap_err().kind()
+    };
+    assert_eq!(refused([2; 16], 3), ErrorKind::Invalid);
+    assert_eq!(refused([1; 16], 4), ErrorKind::Corrupt);
+    assert_eq!(before, files(), "nothing was changed");
+    let empty = tempfile::tempdir().unwrap();
+    assert_eq!(archived(empty.path(), 0).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
 /// Removes the newest batch from a ring file, like a kernel that drops pages that it could not
 /// write.
 fn drop_newest_batch(dir: &Path) {

@@ -101,13 +101,13 @@ pub(crate) fn superseded(
 }
 
 /// The files of a ring that is not open, for reading.
-struct DirReader {
+pub(crate) struct DirReader {
     dir: PathBuf,
     files: Vec<(u32, File)>,
 }
 
 impl DirReader {
-    fn open(dir: &Path) -> io::Result<DirReader> {
+    pub(crate) fn open(dir: &Path) -> io::Result<DirReader> {
         let mut files = Vec::new();
         let entries = match std::fs::read_dir(dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,

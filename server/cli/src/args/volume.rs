@@ -6,6 +6,7 @@ use api::volume::{Durability, RemoveMode, VolumeRequest};
 use block::Result;
 use block::quantities::{ByteSize, Span};
 use clap::{Args, Subcommand, ValueEnum};
+use std::path::PathBuf;
 
 /// Commands about volumes.
 #[derive(Clone, Debug, Subcommand)]
@@ -18,7 +19,8 @@ pub enum VolumeCommand {
         /// Name: 1 to 63 characters of A-Z a-z 0-9 . _ -
         name: String,
         /// Size, like 100G: a multiple of 512 bytes, up to 1P
-        size: ByteSize,
+        #[arg(required_unless_present = "from_superseded")]
+        size: Option<ByteSize>,
         /// Failures that an acknowledged write survives
         #[arg(long, value_enum, default_value_t = DurabilityArg::Auto)]
         durability: DurabilityArg,
@@ -28,6 +30,12 @@ pub enum VolumeCommand {
         /// Look for blocks that are already stored, and do not store them again; clones inherit this
         #[arg(long)]
         dedup: bool,
+        /// Make it from a write log that the pool went on without, with the contents of this volume there
+        #[arg(long, value_name = "VOLUME", conflicts_with_all = ["size", "durability", "dedicated_key", "dedup"])]
+        from_superseded: Option<String>,
+        /// Directory of that log, if it is not one that was set aside in DIR
+        #[arg(long, value_name = "DIR", requires = "from_superseded", value_parser = absolute_path)]
+        log: Option<PathBuf>,
     },
     /// List volumes, including removed ones that can be restored
     List {
@@ -129,6 +137,11 @@ pub enum VolumeCommand {
     },
 }
 
+/// Reads a path, which the daemon cannot take for one in its own working directory.
+fn absolute_path(text: &str) -> std::io::Result<PathBuf> {
+    std::path::absolute(text)
+}
+
 /// The values of [`Durability`] on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DurabilityArg {
@@ -183,10 +196,17 @@ impl VolumeCommand {
     pub(super) fn request(&self) -> (&PoolArgs, Request) {
         let (pool, request) = match self {
             VolumeCommand::List { pool } => (pool, VolumeRequest::List {}),
-            VolumeCommand::Create { pool, name, size, durability, dedicated_key, dedup } => {
+            VolumeCommand::Create { pool, name, from_superseded: Some(of), log, .. } => {
+                let (name, of, log) = (name.clone(), of.clone(), log.clone());
+                (pool, VolumeRequest::Recover { name, of, log })
+            }
+            VolumeCommand::Create {
+                pool, name, size, durability, dedicated_key, dedup, ..
+            } => {
                 let request = VolumeRequest::Create {
                     name: name.clone(),
-                    size_bytes: size.0,
+                    // It is required without `from_superseded`.
+                    size_bytes: size.map_or(0, |size| size.0),
                     durability: (*durability).into(),
                     dedicated_key: *dedicated_key,
                     dedup: *dedup,

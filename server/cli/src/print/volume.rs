@@ -1,7 +1,7 @@
 //! Text output about volumes.
 
 use super::{pairs, table};
-use api::volume::VolumeInfo;
+use api::volume::{RecoveredInfo, VolumeInfo};
 use block::quantities::{ByteSize, utc};
 
 pub(super) fn volumes(volumes: &[VolumeInfo]) -> String {
@@ -30,6 +30,23 @@ pub(super) fn volume(volume: &VolumeInfo) -> String {
         ("created", utc(volume.created_at)),
     ]);
     if let Some(warning) = &volume.warning {
+        text.push_str(&format!("warning: {warning}\n"));
+    }
+    text
+}
+
+/// Describes a volume that was made from a log that the pool went on without.
+pub(super) fn recovered(info: &RecoveredInfo) -> String {
+    let RecoveredInfo { name, size_bytes, of, log, base, entry_count, written_bytes, warning } =
+        info;
+    let mut text = format!(
+        "made volume {name} of {} from {of}@{base} and {entry_count} changes with {} of data, which only the log in {} \
+         has\n",
+        ByteSize(*size_bytes),
+        ByteSize(*written_bytes).rounded(),
+        log.display()
+    );
+    if let Some(warning) = warning {
         text.push_str(&format!("warning: {warning}\n"));
     }
     text

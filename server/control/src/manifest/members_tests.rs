@@ -577,6 +577,7 @@ async fn golden_manifest_with_a_configuration_of_version_1() {
         removed_at: None,
         held_epoch: None,
         is_purging: false,
+        forced_epoch: Some(8),
         configuration: Some(Configuration {
             members: (1..=3).map(member).collect(),
             quorum: 2,

@@ -69,6 +69,10 @@ async fn a_pool_open_elsewhere_is_refused_and_a_take_over_fences() {
     second.release().await.unwrap();
     let third = acquire(&store, &a, false).await.unwrap();
     assert!(!third.may_replay(Epoch(1)) && !third.is_forced());
+    // Every later owner knows since when the pool goes on without logs of that time.
+    let forced = [&first, &second, &third].map(|owner| owner.manifest().forced_epoch);
+    assert_eq!(forced, [None, Some(2), Some(2)]);
+    assert_eq!(third.manifest().left_behind_since(a.node_id()), Some(Epoch(2)));
 }
 
 #[tokio::test]
@@ -381,6 +385,7 @@ async fn golden_manifest_of_version_1() {
         removed_at: None,
         held_epoch: None,
         is_purging: false,
+        forced_epoch: None,
         configuration: None,
         nonce: "f0".repeat(16),
     };

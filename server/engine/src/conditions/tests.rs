@@ -39,6 +39,28 @@ fn unproven_tail_is_a_condition_until_the_next_opening() {
 }
 
 #[test]
+fn log_that_the_pool_went_on_without_is_a_condition_while_it_has_writes() {
+    let conditions = Conditions::default();
+    let of = |entry_count| {
+        let contents = wal::LogContents { entry_count, payload_bytes: 4096, ..Default::default() };
+        let summary = wal::LogSummary {
+            epoch: block::Epoch(3),
+            contents,
+            is_in_store: false,
+            spill_file_count: 0,
+            spill_bytes: 0,
+        };
+        SupersededLog { dir: "/pool/log.superseded-3".into(), summary }
+    };
+    show_superseded(&conditions, &[of(0)]);
+    assert_eq!(conditions.list(), []);
+    show_superseded(&conditions, &[of(7)]);
+    assert_eq!(one(&conditions).kind, ConditionKind::LogSuperseded);
+    let report = one(&conditions).report;
+    assert!(report.what.contains("/pool/log.superseded-3, which holds up to 7"), "{report:?}");
+}
+
+#[test]
 fn unreadable_parts_of_the_log_are_a_condition() {
     let conditions = Conditions::default();
     let place =

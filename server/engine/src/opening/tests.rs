@@ -4,6 +4,7 @@
 use super::*;
 use crate::marks::{LOG_LOST, LOG_MADE, settle_lost_writes};
 
+use crate::pool::OldLog;
 use crate::record::Durability;
 use crate::testing::pool_config as config;
 use block::{BlockDevice, WriteFlags};
@@ -351,6 +352,79 @@ async fn superseded_log_is_kept_unless_the_store_has_everything() {
     pool.close().await.unwrap();
     let pool = open(&here, Opening::OrNew).await.unwrap();
     assert!(stalled(3).exists(), "a write is only there");
+    pool.close().await.unwrap();
+}
+
+async fn read_of(open: &OpenPool, name: &str, offset: u64, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    open.pool.volume(name).expect("it is there").read(offset, &mut bytes).await.unwrap();
+    bytes
+}
+
+/// The writes that the deposed owner alone has are a volume of their own, on the state from which the
+/// pool went on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn volume_is_made_from_a_log_that_the_pool_went_on_without() {
+    let place = tempfile::tempdir().unwrap();
+    let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
+    let pool = made(&here).await;
+    let written = WriteFlags { fua: false };
+    write_flushed(&pool, b"stored").await;
+    let db = pool.pool.volume("db").unwrap();
+    db.write(8192, b"trimmed"[..].into(), written).await.unwrap();
+    pool.pool.destage_all().await.unwrap();
+    db.write(0, b"lost 1"[..].into(), written).await.unwrap();
+    db.write(4096, b"lost 2"[..].into(), written).await.unwrap();
+    db.discard(8192, 4096, false).await.unwrap();
+    pool.pool.resize_volume("db", 2 << 20, false).await.unwrap();
+    db.write((2 << 20) - 512, vec![7; 512].into(), written).await.unwrap();
+    let later = pool.pool.create_volume("later", 1 << 20, Durability::Flush).await.unwrap();
+    later.write(512, vec![8; 512].into(), written).await.unwrap();
+    crash(pool).await;
+
+    let pool = open(&there, Opening::TakeOver).await.unwrap();
+    assert_eq!(read_of(&pool, "db", 0, 6).await, b"stored");
+    write_flushed(&pool, b"third ").await;
+    // It has the id that `later` had.
+    let other = pool.pool.create_volume("other", 1 << 20, Durability::Flush).await.unwrap();
+    other.write(512, vec![9; 512].into(), written).await.unwrap();
+    let kept = pool.pool.snapshots(None).unwrap();
+    let [kept] = &kept[..] else { panic!("{kept:?}") };
+    assert_eq!(kept.record.name, format!("superseded-2-{}", pool.recovery.last_lsn.0));
+    pool.close().await.unwrap();
+
+    let pool = open(&here, Opening::OrNew).await.unwrap();
+    let dir = here.dir.join("log.superseded-1");
+    pool.show_superseded_logs();
+    assert!(
+        pool.conditions.is_raised(ConditionKind::LogSuperseded, &dir.display().to_string()),
+        "{:?}",
+        pool.conditions.list()
+    );
+    let key = pool.keys.lock().await.newest().key.clone();
+    let log = OldLog { dir, pool: pool.ownership.manifest().pool, key };
+    let made = pool.pool.create_from_superseded("old", "db", &log).await.unwrap();
+    assert_eq!((made.record.size_bytes, made.warning), (2 << 20, None));
+    assert_eq!(made.entry_count, 5, "three writes, a trim, a size");
+    assert_eq!(read_of(&pool, "old", 0, 6).await, b"lost 1");
+    assert_eq!(read_of(&pool, "old", 4096, 6).await, b"lost 2");
+    assert_eq!(read_of(&pool, "old", 8192, 7).await, [0; 7]);
+    assert_eq!(read_of(&pool, "old", (2 << 20) - 512, 512).await, [7; 512]);
+    assert_eq!(read_of(&pool, "db", 0, 6).await, b"third ", "the volume itself is unchanged");
+    pool.pool.create_from_superseded("old-later", "later", &log).await.unwrap();
+    assert_eq!(read_of(&pool, "old-later", 512, 512).await, [8; 512]);
+    let fails = async |name, of, kind, words: &str| {
+        let error = pool.pool.create_from_superseded(name, of, &log).await.expect_err("refused");
+        assert_eq!(error.kind(), kind, "{}", error.chain());
+        assert!(error.chain().contains(words), "{}", error.chain());
+    };
+    fails("old", "db", ErrorKind::Busy, "old").await;
+    fails("new", "other", ErrorKind::NotFound, "has nothing of volume other").await;
+    let names: Vec<_> = pool.pool.records().into_iter().map(|record| record.name).collect();
+    assert!(!names.iter().any(|name| name.ends_with("-partial")), "{names:?}");
+    let elsewhere = OldLog { dir: here.dir.clone(), ..log.clone() };
+    let error = pool.pool.create_from_superseded("new", "db", &elsewhere).await.unwrap_err();
+    assert!(error.chain().contains("holds no log of this pool"), "{}", error.chain());
     pool.close().await.unwrap();
 }
 

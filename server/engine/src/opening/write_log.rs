@@ -15,7 +15,7 @@ use crate::restore::Restored;
 use crate::steps::Steps;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use control::manifest::{NodeDir, Ownership};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tiering::Tier;
 use wal::{Log, LogIdentity, LogNotes, LogSources, Recovery};
 
@@ -149,47 +149,7 @@ fn set_aside_if_superseded(log_dir: &Path, ownership: &Ownership, node: &NodeDir
     if node.epoch() >= since {
         return Ok(());
     }
-    let pool = manifest.pool.into_bytes();
-    let Some(log) = wal::find_superseded(log_dir, pool, since)? else { return Ok(()) };
-    // Before the log is moved, so that a crash in between is not taken for a lost log.
-    let mark = log_dir.with_file_name(LOG_MADE);
-    match std::fs::remove_file(&mark) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            let what = format!("remove {}", mark.display());
-            return Err(Error::with_source(ErrorKind::Io, what, error));
-        }
-        _ => {}
-    }
-    let stalled = free_name(log_dir, log.epoch.0);
-    std::fs::rename(log_dir, &stalled).map_err(|error| {
-        Error::with_source(ErrorKind::Io, format!("set aside {}", log_dir.display()), error)
-    })?;
-    if log.is_in_store && log.spill_file_count == 0 {
-        // Everything in it reached the store before the pool moved to another owner.
-        return std::fs::remove_dir_all(&stalled).map_err(|error| {
-            Error::with_source(ErrorKind::Io, format!("remove {}", stalled.display()), error)
-        });
-    }
-    tracing::error!(
-        log_epoch = log.epoch.0,
-        only_here_count = log.contents.entry_count,
-        only_here_bytes = log.contents.payload_bytes + log.spill_bytes,
-        spill_file_count = log.spill_file_count,
-        kept_at = %stalled.display(),
-        "another node has owned the pool since this directory's log was written; the daemon keeps \
-         the log and does not replay it: the writes that it alone holds are not part of the pool"
-    );
-    Ok(())
-}
-
-fn free_name(log_dir: &Path, epoch: u64) -> PathBuf {
-    (0..)
-        .map(|count| match count {
-            0 => log_dir.with_file_name(format!("log.superseded-{epoch}")),
-            _ => log_dir.with_file_name(format!("log.superseded-{epoch}-{count}")),
-        })
-        .find(|path| !path.exists())
-        .expect("some name is free")
+    crate::superseded::set_aside_if_superseded(log_dir, manifest.pool, since).map(drop)
 }
 
 /// Checks for a log that was here and is gone. It held acknowledged writes unless the pool was

@@ -10,6 +10,7 @@
 use super::{NamedSnapshot, Pool};
 use crate::schedule::{AHEAD_MAX, Keep, Schedule, kept, name_at};
 use crate::snapshot::{SnapshotName, VOLUMES_MAX};
+use crate::superseded::SNAPSHOT_PREFIX;
 use async_recursion::async_recursion;
 use block::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
@@ -186,12 +187,19 @@ impl Pool {
     ///
     /// # Errors
     /// `NotFound`; `Busy` if a snapshot of that name exists, or too many wait for the store; `Full`
-    /// if there are too many; `Invalid` for a name reserved for schedules.
+    /// if there are too many; `Invalid` for a name reserved for schedules or take-overs.
     #[async_recursion]
     pub async fn create_snapshots(&self, asked: &SnapshotName) -> Result<Vec<NamedSnapshot>> {
         if asked.name.starts_with("auto-") {
             let what = format!(
                 "make snapshot {}: names that begin with auto- are those of schedules; choose another",
+                asked.name
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        if asked.name.starts_with(SNAPSHOT_PREFIX) {
+            let what = format!(
+                "make snapshot {}: names that begin with {SNAPSHOT_PREFIX} are those of take-overs; choose another",
                 asked.name
             );
             return Err(Error::new(ErrorKind::Invalid, what));
