@@ -265,7 +265,6 @@ found_cluster() {
 	start_node "$first"
 	for name in "${nodes[@]:1}"; do
 		mkdir "$work/$name"
-		cp "$work/$first/spindle.key" "$work/$name/spindle.key"
 		ask "$name" node join "$token" --name "$name" --address "$(address "$name"):$peer_port" >>"$work/log/join"
 		start_node "$name"
 		ask "$first" pool members add "$name" >>"$work/log/join"

@@ -8,6 +8,7 @@ use block::env::{SystemClock, SystemRandom};
 use block::{Error, ErrorKind, Result};
 use cluster::{Cluster, Environment};
 use config::Config;
+use control::keys::KeySource;
 use futures::FutureExt;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -23,10 +24,19 @@ pub(crate) fn home(config: &Config) -> PathBuf {
     cluster::node_dir(config.dir())
 }
 
-/// Returns the clock and the randomness of this machine.
+/// Returns the clock and the randomness of this machine, and the file with the pool's key if it is opened with
+/// one.
 #[must_use]
-pub(crate) fn environment() -> Environment {
-    Environment { clock: Arc::new(SystemClock), random: Arc::new(SystemRandom) }
+pub(crate) fn environment(config: &Config) -> Environment {
+    let key_file = match config.key_source() {
+        KeySource::File(path) => Some(path),
+        _ => None,
+    };
+    Environment { key_file, ..bare_environment() }
+}
+
+fn bare_environment() -> Environment {
+    Environment { clock: Arc::new(SystemClock), random: Arc::new(SystemRandom), key_file: None }
 }
 
 /// Opens the node of the configured directory; `None` if it belongs to no cluster. Waits for the
@@ -35,18 +45,22 @@ pub(crate) fn environment() -> Environment {
 /// # Errors
 /// Those of [`Cluster::open`].
 pub(crate) fn open(config: &Config) -> Result<Option<Cluster>> {
-    let opened = open_in(config.dir());
+    let opened = open_with(config.dir(), environment(config));
     opened.map_err(|error| error.context(format!("open node {}", home(config).display())))
 }
 
-/// Opens the node in `dir`, the directory of a pool; `None` if it belongs to no cluster. Waits for
-/// the disk.
+/// Opens the node in `dir`, the directory of a pool; `None` if it belongs to no cluster. It admits no
+/// nodes. Waits for the disk.
 ///
 /// # Errors
 /// Those of [`Cluster::open`].
 pub(crate) fn open_in(dir: &Path) -> Result<Option<Cluster>> {
+    open_with(dir, bare_environment())
+}
+
+fn open_with(dir: &Path, environment: Environment) -> Result<Option<Cluster>> {
     match cluster::is_member(dir) {
-        true => Cluster::open(dir, environment()).map(Some),
+        true => Cluster::open(dir, environment).map(Some),
         false => Ok(None),
     }
 }

@@ -39,9 +39,6 @@ impl Nodes {
         nodes[0].restart();
         let mut token = founded["token"]["token"].as_str().expect("a token").to_owned();
         for number in 1..NAMES.len() {
-            let key = "spindle.key";
-            let copied = std::fs::copy(nodes[0].dir().join(key), nodes[number].dir().join(key));
-            copied.expect("copy the key");
             let (address, name) = (free_address(), NAMES[number]);
             let joining = ["node", "join", &token, "--address", &address, "--name", name];
             let _ = nodes[number].json(&joining);

@@ -4,6 +4,7 @@
 
 use crate::key::Secret;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// A request about the nodes of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +89,10 @@ pub struct ClusterJoined {
     pub node_count: u64,
     /// A daemon runs on the directory, and has to be restarted to serve the node.
     pub is_restart_needed: bool,
+    /// The file with the pool's key, which the issuer of the token has sent; absent if there was one, or the issuer
+    /// has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
 }
 
 /// The place of a directory in its cluster.

@@ -13,7 +13,7 @@ use crate::exchange::{self, Spread};
 use crate::home;
 use crate::home::refuse_member;
 use crate::identity::{ClusterId, Digest, Identity, NodeId};
-use crate::join::{self, Tokens};
+use crate::join::{self, Issuer, Tokens};
 use crate::membership::Membership;
 use crate::probe::{self, AnswerLimits, Limits, Measurement};
 use crate::tls::{self, Acceptors};
@@ -24,7 +24,7 @@ use block::{Error, ErrorKind, Result};
 use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -45,6 +45,9 @@ pub struct Environment {
     pub clock: Arc<dyn Clock>,
     /// The secrets of tokens.
     pub random: Arc<dyn Random>,
+    /// The file with the pool's key: a node that joins and has none gets a copy of the issuer's. `None` if the pool
+    /// is opened in another way.
+    pub key_file: Option<PathBuf>,
 }
 
 impl fmt::Debug for Environment {
@@ -129,7 +132,7 @@ impl Cluster {
         environment: Environment,
     ) -> Result<Cluster> {
         let token = Token::parse(token)?;
-        let membership = join::join(dir, node, &token).await?;
+        let membership = join::join(dir, node, &token, environment.key_file.as_deref()).await?;
         Cluster::new(dir, membership, environment)
     }
 
@@ -329,7 +332,9 @@ impl Cluster {
                 let certificate = certificate.to_vec();
                 let stream = incoming.accept(membership).await?;
                 let (membership, tokens) = (Arc::clone(membership), Arc::clone(&self.0.tokens));
-                let joined = join::serve(stream, certificate, membership, tokens).await;
+                let issuer =
+                    Issuer { membership, tokens, key_file: self.0.environment.key_file.clone() };
+                let joined = join::serve(stream, certificate, issuer).await;
                 match &joined {
                     Ok(node) => tracing::info!(%node, "admitted a node"),
                     Err(error) => {

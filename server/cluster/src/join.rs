@@ -5,6 +5,8 @@
 //! - The issuer keeps only a hash of a secret, in memory and in `DIR/node/tokens.json`.
 //! - A token is on stable storage as used before the list has the node. The same node may use it
 //!   again until it expires, so an answer that was lost costs no second token.
+//! - The pool's key goes only to a bearer of a token, over the connection that the pinned certificate
+//!   protects, and never over a key file that the joiner has.
 //! - The joiner sends the secret only after the handshake has proven the pinned certificate, and
 //!   keeps nothing of a list that does not have both nodes.
 
@@ -25,6 +27,8 @@ use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +53,10 @@ const JOIN_TIME_MAX: Duration = Duration::from_secs(10);
 const REQUEST: u8 = 1;
 /// Kind of the reply with the list of nodes.
 const ADMITTED: u8 = 2;
+/// Kind of the message with the key file of the pool, before the list of nodes.
+const KEY_FILE: u8 = 4;
+/// Longest key file. Chosen by hand: one has a few hundred bytes.
+const KEY_FILE_BYTES_MAX: u64 = 64 << 10;
 /// Kind of the reply with a refusal: the number of its kind, then a text.
 const REFUSED: u8 = 3;
 /// Kinds of refusals, by number.
@@ -199,6 +207,9 @@ struct Request {
     addresses: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     zone: Option<String>,
+    /// The joiner has no file with the pool's key.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    wants_key_file: bool,
 }
 
 impl Drop for Request {
@@ -207,33 +218,44 @@ impl Drop for Request {
     }
 }
 
+/// A node that admits others.
+#[derive(Debug)]
+pub struct Issuer {
+    /// Its place in the cluster.
+    pub membership: Arc<Membership>,
+    /// Its tokens.
+    pub tokens: Arc<Tokens>,
+    /// The file with the pool's key.
+    pub key_file: Option<PathBuf>,
+}
+
+/// The list of nodes with a new one, and the key file that it gets.
+type Admitted = (Arc<AdmissionList>, Option<Zeroizing<Vec<u8>>>);
+
 /// Serves one joiner, whose certificate the handshake has proven.
 ///
 /// # Errors
 /// For messages: the joiner has its answer, or is gone.
-pub async fn serve(
-    stream: PeerStream,
-    certificate: Vec<u8>,
-    membership: Arc<Membership>,
-    tokens: Arc<Tokens>,
-) -> Result<NodeId> {
+pub async fn serve(stream: PeerStream, certificate: Vec<u8>, issuer: Issuer) -> Result<NodeId> {
     let (mut reader, mut writer) = frames(stream, Service::Join, "a joiner".to_owned());
     let late = |_| Error::new(ErrorKind::Unavailable, "serve a joiner: it took too long");
     let frame = timeout(JOIN_TIME_MAX, reader.read()).await.map_err(late)??;
     let node = NodeId::of(&certificate);
-    let admitted = tokio::task::spawn_blocking(move || {
-        admit(frame.as_ref(), &certificate, &membership, &tokens)
-    });
+    let admitted =
+        tokio::task::spawn_blocking(move || admit(frame.as_ref(), &certificate, &issuer));
     let admitted = admitted.await.unwrap_or_else(|error| {
         Err(Error::with_source(ErrorKind::Unavailable, "admit a node", error))
     });
     let (kind, payload) = match &admitted {
-        Ok(list) => (ADMITTED, Bytes::from(list.encode())),
+        Ok((list, _)) => (ADMITTED, Bytes::from(list.encode())),
         Err(error) => (REFUSED, refusal_bytes(error)),
     };
     let reply = async {
         // The bound of the service holds for strangers; a list may be longer.
         writer.allow(Service::Admissions);
+        if let Ok((_, Some(key))) = &admitted {
+            writer.write(KEY_FILE, 0, &[Bytes::copy_from_slice(key)]).await?;
+        }
         writer.write(kind, 0, &[payload]).await?;
         writer.close().await?;
         reader.read().await
@@ -252,12 +274,8 @@ fn refusal_bytes(error: &Error) -> Bytes {
     Bytes::from([&[number][..], text.as_bytes()].concat())
 }
 
-fn admit(
-    frame: Option<&Frame>,
-    certificate: &[u8],
-    membership: &Membership,
-    tokens: &Tokens,
-) -> Result<Arc<AdmissionList>> {
+fn admit(frame: Option<&Frame>, certificate: &[u8], issuer: &Issuer) -> Result<Admitted> {
+    let Issuer { membership, tokens, key_file } = issuer;
     let odd = || Error::new(ErrorKind::Invalid, "the request to join is not understood");
     let frame = frame.filter(|frame| frame.kind == REQUEST).ok_or_else(odd)?;
     let request: Request = serde_json::from_slice(&frame.payload).map_err(|_| odd())?;
@@ -268,7 +286,25 @@ fn admit(
         let node = NewNode { name, addresses, zone: request.zone.as_deref() };
         list.admit(membership.identity(), node, certificate)
     })?;
-    Ok(membership.list())
+    let key_file = key_file.as_deref().filter(|_| request.wants_key_file);
+    Ok((membership.list(), key_file.and_then(read_key_file)))
+}
+
+/// Reads the key file of this node; `None` if it has none, or one that cannot be read.
+fn read_key_file(path: &Path) -> Option<Zeroizing<Vec<u8>>> {
+    let mut bytes = Zeroizing::new(Vec::with_capacity(4096));
+    let read =
+        File::open(path).and_then(|file| file.take(KEY_FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
+    match read {
+        Ok(length) if length as u64 <= KEY_FILE_BYTES_MAX => Some(bytes),
+        Ok(_) => None,
+        Err(error) => {
+            if error.kind() != std::io::ErrorKind::NotFound {
+                tracing::warn!(%error, "could not read the key file for a node that joins");
+            }
+            None
+        }
+    }
 }
 
 /// Joins the cluster of a token with the directory `dir`.
@@ -277,8 +313,14 @@ fn admit(
 /// `Busy` if the directory belongs to a cluster or the name is taken; `Denied` if the token has
 /// expired or was used, or another node answers at its addresses; `Unsupported` for another version
 /// of the program; `Unavailable` if the issuer cannot be reached; `Io`.
-pub async fn join(dir: &Path, node: NewNode<'_>, token: &Token) -> Result<Membership> {
+pub async fn join(
+    dir: &Path,
+    node: NewNode<'_>,
+    token: &Token,
+    key_file: Option<&Path>,
+) -> Result<Membership> {
     refuse_member(dir)?;
+    let key_file = key_file.filter(|path| !path.exists());
     let identity = Identity::open_or_generate(dir, node.name)?;
     let target = Target {
         peer: "the issuer of the token".to_owned(),
@@ -294,17 +336,26 @@ pub async fn join(dir: &Path, node: NewNode<'_>, token: &Token) -> Result<Member
     // The token will be bound to this key, so the key must outlive a crash.
     let lock = home::claim(dir, &identity)?;
     let late = |_| Error::new(ErrorKind::Unavailable, "wait for the issuer of the token: too long");
-    let reply = timeout(JOIN_TIME_MAX, ask(stream, node, token));
-    let list = reply.await.map_err(late)??;
+    let reply = timeout(JOIN_TIME_MAX, ask(stream, node, token, key_file.is_some()));
+    let (list, key) = reply.await.map_err(late)??;
     let issuer = list.nodes().values().find(|node| sha256(&node.certificate) == token.issuer);
     if issuer.is_none() {
         let context = "the list of nodes does not have the issuer of the token";
         return Err(Error::new(ErrorKind::Corrupt, context));
     }
+    if let (Some(path), Some(key)) = (key_file, key) {
+        // Before the list, so that the same token brings the key after a crash.
+        write_durably(path, &key, 0o600)?;
+    }
     Membership::create(dir, identity, lock, list)
 }
 
-async fn ask(stream: PeerStream, node: NewNode<'_>, token: &Token) -> Result<AdmissionList> {
+async fn ask(
+    stream: PeerStream,
+    node: NewNode<'_>,
+    token: &Token,
+    wants_key_file: bool,
+) -> Result<(AdmissionList, Option<Zeroizing<Vec<u8>>>)> {
     let (mut reader, mut writer) = frames(stream, Service::Admissions, "the issuer".to_owned());
     let secret = to_hex(&token.secret.0);
     let request = Request {
@@ -312,13 +363,19 @@ async fn ask(stream: PeerStream, node: NewNode<'_>, token: &Token) -> Result<Adm
         name: node.name.to_owned(),
         addresses: node.addresses.to_vec(),
         zone: node.zone.map(str::to_owned),
+        wants_key_file,
     };
     let json = Zeroizing::new(serde_json::to_vec(&request).expect("it has only texts"));
     writer.write(REQUEST, 0, &[Bytes::copy_from_slice(&json)]).await?;
     let gone = || Error::new(ErrorKind::Unavailable, "the issuer of the token gave no answer");
-    let reply = reader.read().await?.ok_or_else(gone)?;
+    let mut reply = reader.read().await?.ok_or_else(gone)?;
+    let mut key = None;
+    if wants_key_file && reply.kind == KEY_FILE {
+        key = Some(Zeroizing::new(reply.payload.to_vec()));
+        reply = reader.read().await?.ok_or_else(gone)?;
+    }
     match reply.kind {
-        ADMITTED => Ok(AdmissionList::decode(&reply.payload, Some(token.cluster))?),
+        ADMITTED => Ok((AdmissionList::decode(&reply.payload, Some(token.cluster))?, key)),
         REFUSED => {
             let odd = || Error::new(ErrorKind::Corrupt, "the refusal to join is not understood");
             let (number, text) = reply.payload.split_first().ok_or_else(odd)?;

@@ -38,7 +38,7 @@ async fn init(cli: &Cli, pool: &PoolArgs, node: &NewNodeArgs) -> Result<(), Fail
     let config = load_pool(pool)?;
     let name = checked_name(node)?;
     let is_restart_needed = is_daemon_running(config.dir()).await;
-    let cluster = Cluster::init(config.dir(), new_node(&name, node), environment())
+    let cluster = Cluster::init(config.dir(), new_node(&name, node), environment(&config))
         .map_err(|error| error.context("found a cluster"))?;
     let founded = ClusterFounded {
         cluster: cluster.cluster_id().to_string(),
@@ -64,7 +64,9 @@ async fn join(
     let token = read.as_ref().unwrap_or(token).expose();
     Token::parse(token).map_err(Failure::Usage)?;
     let is_restart_needed = is_daemon_running(config.dir()).await;
-    let cluster = Cluster::join(config.dir(), new_node(&name, node), token, environment())
+    let environment = environment(&config);
+    let wanted = environment.key_file.clone().filter(|path| !path.exists());
+    let cluster = Cluster::join(config.dir(), new_node(&name, node), token, environment)
         .await
         .map_err(|error| error.context("join the cluster"))?;
     let joined = ClusterJoined {
@@ -72,6 +74,7 @@ async fn join(
         node: own_info(&cluster),
         node_count: cluster.nodes().len() as u64,
         is_restart_needed,
+        key_file: wanted.filter(|path| path.exists()),
     };
     Ok(output::emit(cli.output, &joined, print::cluster_joined)?)
 }

@@ -24,8 +24,6 @@ use tokio::runtime::Handle;
 
 /// Names of the nodes. The first founds the cluster.
 const NAMES: [&str; 3] = ["a", "b", "c"];
-/// The key file in the directory of a node.
-const KEY_FILE: &str = "spindle.key";
 /// Options of each node that are smaller than the defaults, so that three fit on a laptop.
 const SMALL: [&str; 6] = ["--log-size", "256MiB", "--cache-size", "0", "--memory", "700MiB"];
 /// Longest wait for an owner, or for a member that catches up. Chosen by hand: many times as long as
@@ -102,13 +100,7 @@ impl Nodes {
         }
     }
 
-    /// Copies the key file to a node, and lets it join.
     fn join(&self, number: usize, address: &str, token: &str) -> Result<()> {
-        let key = |number: usize| self.0[number].launch.dir.join(KEY_FILE);
-        std::fs::copy(key(0), key(number)).map_err(|error| {
-            let what = format!("copy the key file to {}", key(number).display());
-            Error::with_source(ErrorKind::Io, what, error)
-        })?;
         let name = NAMES[number];
         self.command(number, &["join", token, "--address", address, "--name", name]).map(drop)
     }

@@ -18,8 +18,8 @@ async fn node(dir: &Path, name: &str, token: Option<&str>) -> (Cluster, Serving)
     let addresses = [free_address()];
     let new = NewNode::new(name, &addresses);
     let cluster = match token {
-        None => Cluster::init(dir, new, environment()).unwrap(),
-        Some(token) => Cluster::join(dir, new, token, environment()).await.unwrap(),
+        None => Cluster::init(dir, new, bare_environment()).unwrap(),
+        Some(token) => Cluster::join(dir, new, token, bare_environment()).await.unwrap(),
     };
     let serving = serve(&cluster).await.unwrap().expect("it is admitted");
     (cluster, serving)
@@ -105,7 +105,7 @@ async fn directory_without_a_daemon_answers_from_its_files() {
     assert!(error.to_string().contains("`spindle node init`"), "{error}");
     assert_eq!(status(None, dir.path()).await.unwrap(), None);
     let addresses = ["127.0.0.1:7400".to_owned()];
-    drop(Cluster::init(dir.path(), NewNode::new("n1", &addresses), environment()).unwrap());
+    drop(Cluster::init(dir.path(), NewNode::new("n1", &addresses), bare_environment()).unwrap());
     let nodes = listed(None, dir.path()).await;
     assert!(!nodes.is_served && nodes.nodes[0].is_this);
     assert!(token(None, dir.path()).await.starts_with("spindle"));

@@ -49,7 +49,10 @@ pub(super) fn about_nodes() -> Vec<(&'static str, Vec<Case>)> {
         node: NodeInfo { is_this: true, ..node("n2", '2') },
         node_count: 2,
         is_restart_needed,
+        key_file: None,
     };
+    let with_key =
+        ClusterJoined { key_file: Some("/var/lib/spindle/spindle.key".into()), ..joined(false) };
     let west = |node: &NodeInfo| NodeInfo { zone: Some("west".to_owned()), ..node.clone() };
     let in_zone = ClusterFounded { node: west(&this), ..founded(false) };
     let mixed = NodesInfo { nodes: vec![west(&this), node("n2", '2')], ..alone.clone() };
@@ -72,6 +75,7 @@ pub(super) fn about_nodes() -> Vec<(&'static str, Vec<Case>)> {
             "node-join",
             vec![
                 case(join, &joined(false), print::cluster_joined),
+                case(join, &with_key, print::cluster_joined),
                 case(
                     "spindle node join - --address 10.0.0.2:7400 --address h:1",
                     &joined(true),

@@ -18,7 +18,7 @@ use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DestageInfo, LogInfo, NbdInfo, SpaceInfo,
     StalledInfo, StatusInfo, TierInfo,
 };
-use api::volume::{DedupInfo, Durability, VolumeInfo};
+use api::volume::{DedupInfo, Durability, RecoveredInfo, VolumeInfo};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -105,6 +105,10 @@ pub(super) fn about_volumes() -> Cases {
         (
             "volume-create",
             vec![
+                reply(
+                    "spindle volume create db-old --from-superseded db --log /old/log",
+                    Reply::Recovered(recovered()),
+                ),
                 reply("spindle volume create db 100G --dir /d", shown(volume())),
                 reply(
                     "spindle volume create db 100G --durability store --dedicated-key --dedup",
@@ -616,6 +620,19 @@ pub(super) fn about_pools() -> Cases {
         ("key-backup", vec![reply("spindle key backup --replace", recovery)]),
         ("key-rotate", vec![reply("spindle key rotate --new-passphrase-env P", rotated)]),
     ]
+}
+
+fn recovered() -> RecoveredInfo {
+    RecoveredInfo {
+        name: "db-old".to_owned(),
+        size_bytes: 100 << 30,
+        of: "db".to_owned(),
+        log: "/old/log".into(),
+        base: "superseded-7-12345".to_owned(),
+        entry_count: 150,
+        written_bytes: 3 << 20,
+        warning: Some("its 2 spill files, with 4096 bytes, were not read".to_owned()),
+    }
 }
 
 fn drill() -> DrillInfo {

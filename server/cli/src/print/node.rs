@@ -22,9 +22,13 @@ pub fn cluster_founded(founded: &ClusterFounded) -> String {
 /// Describes a cluster that this directory has joined.
 #[must_use]
 pub fn cluster_joined(joined: &ClusterJoined) -> String {
-    let ClusterJoined { cluster, node, node_count, is_restart_needed } = joined;
+    let ClusterJoined { cluster, node, node_count, is_restart_needed, key_file } = joined;
+    let key = match key_file {
+        Some(path) => format!("the pool's key is in {}, as on the other node\n", path.display()),
+        None => String::new(),
+    };
     format!(
-        "node {} has joined cluster {cluster}, which has {node_count} nodes\n{}",
+        "node {} has joined cluster {cluster}, which has {node_count} nodes\n{key}{}",
         node.name,
         served_from_now(*is_restart_needed, &node.addresses)
     )

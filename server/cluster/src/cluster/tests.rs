@@ -31,7 +31,7 @@ impl Drop for Running {
 }
 
 fn environment(clock: &ManualClock) -> Environment {
-    Environment { clock: Arc::new(clock.clone()), random: Arc::new(SystemRandom) }
+    Environment { clock: Arc::new(clock.clone()), random: Arc::new(SystemRandom), key_file: None }
 }
 
 async fn listen() -> (TcpListener, String) {

@@ -77,8 +77,11 @@ impl Nodes {
         let ids: Vec<MemberId> = (1..=3).map(Uuid::from_u128).collect();
         let mut nodes: Vec<Node> = Vec::new();
         for (number, id) in ids.iter().enumerate() {
-            let environment =
-                Environment { clock: Arc::new(SystemClock), random: Arc::new(SystemRandom) };
+            let environment = Environment {
+                clock: Arc::new(SystemClock),
+                random: Arc::new(SystemRandom),
+                key_file: None,
+            };
             let (name, home) = (format!("n{number}"), dir.path().join(number.to_string()));
             let log_dir = home.join("log");
             std::fs::create_dir_all(&log_dir).unwrap();

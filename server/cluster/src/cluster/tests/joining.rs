@@ -1,6 +1,7 @@
 //! Joining with good and bad tokens.
 
 use super::*;
+use std::os::unix::fs::PermissionsExt;
 
 #[tokio::test]
 async fn joined_node_is_known_to_all() {
@@ -153,4 +154,36 @@ async fn valid_tokens_are_bounded() {
     assert_eq!(first.cluster.issue_token().unwrap_err().kind(), ErrorKind::Full);
     clock.advance(Duration::from_secs(3600));
     assert!(first.cluster.issue_token().is_ok());
+}
+
+#[tokio::test]
+async fn key_file_goes_to_a_node_that_has_none() {
+    let clock = ManualClock::new();
+    let keys = tempfile::tempdir().unwrap();
+    let with_key =
+        |name: &str| Environment { key_file: Some(keys.path().join(name)), ..environment(&clock) };
+    let (listener, address) = listen().await;
+    let (dir, own) = (tempfile::tempdir().unwrap(), keys.path().join("n1"));
+    std::fs::write(&own, b"the key of the pool").unwrap();
+    let addresses = std::slice::from_ref(&address);
+    let issuer = Cluster::init(dir.path(), NewNode::new("n1", addresses), with_key("n1")).unwrap();
+    let serving = serve(&issuer, listener);
+    let join = async |name: &str, environment: Environment| {
+        let (dir, token) = (tempfile::tempdir().unwrap(), issuer.issue_token().unwrap().to_word());
+        let node = NewNode::new(name, addresses);
+        Cluster::join(dir.path(), node, &token, environment).await.unwrap();
+    };
+    let read = |name: &str| std::fs::read(keys.path().join(name)).ok();
+    join("n2", with_key("n2")).await;
+    assert_eq!(read("n2").as_deref(), Some(&b"the key of the pool"[..]));
+    let mode = std::fs::metadata(keys.path().join("n2")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    std::fs::write(keys.path().join("n3"), b"of another pool").unwrap();
+    join("n3", with_key("n3")).await;
+    assert_eq!(read("n3").as_deref(), Some(&b"of another pool"[..]), "a key is never replaced");
+    join("n4", environment(&clock)).await;
+    std::fs::remove_file(&own).unwrap();
+    join("n5", with_key("n5")).await;
+    assert_eq!(read("n5"), None, "the issuer has none");
+    serving.abort();
 }
