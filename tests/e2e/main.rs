@@ -40,6 +40,7 @@ mod postgres;
 mod power;
 mod providers;
 mod ride;
+mod rounds;
 mod scrub;
 mod shortage;
 mod slow_member;

@@ -62,7 +62,13 @@ impl Bucket {
     /// Starts a server with an empty bucket. It ends with the test's process.
     #[must_use]
     pub fn start(care: Care) -> Bucket {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Bucket::start_at("127.0.0.1", care)
+    }
+
+    /// Like [`Bucket::start`], at another IP address.
+    #[must_use]
+    pub fn start_at(host: &str, care: Care) -> Bucket {
+        let listener = TcpListener::bind((host, 0)).expect("a free port");
         let address = listener.local_addr().expect("it is bound").to_string();
         let (objects, sockets) = (BTreeMap::new(), Vec::new());
         let state = State {

@@ -7,6 +7,7 @@
 
 use crate::nbd::Endpoint;
 use crate::nbd::transport::Address;
+use crate::network::Space;
 use crate::place::{Place, binary};
 use crate::process::Process;
 use crate::torture::target::{Ask, Kill, Target};
@@ -14,6 +15,7 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest time to become ready. The promise is 5 s for a full log of the default size.
@@ -36,6 +38,7 @@ pub struct Daemon {
     binary: PathBuf,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
+    space: Option<Arc<Space>>,
     announced: Vec<String>,
     process: Option<Process>,
     /// Exit status of a process that ended before it was ready.
@@ -59,6 +62,7 @@ impl Daemon {
             binary: binary("spindle"),
             arguments: Vec::new(),
             environment: Vec::new(),
+            space: None,
             // The program logs a warning for a new pool's key file on purpose.
             announced: vec!["made a new key file".to_owned()],
             process: None,
@@ -95,8 +99,18 @@ impl Daemon {
     /// no other process takes a port: in a guest, or a network namespace.
     pub fn keep_port(&mut self) {
         let Address::Tcp(address) = self.tcp("").address else { panic!("it serves over TCP") };
+        self.listen(&address);
+    }
+
+    /// Serves over TCP at this address instead of any free port of this machine.
+    pub fn listen(&mut self, address: &str) {
         let any = self.arguments.iter_mut().find(|argument| *argument == "127.0.0.1:0");
-        *any.expect("it takes a free port") = address;
+        address.clone_into(any.expect("it takes a free port"));
+    }
+
+    /// Runs it, and its other commands, in this network namespace.
+    pub fn enter(&mut self, space: Arc<Space>) {
+        self.space = Some(space);
     }
 
     /// Adds environment variables.
@@ -151,13 +165,21 @@ impl Daemon {
         if let Some(point) = &self.fail_point {
             command.env("SPINDLE_FAILPOINT", point);
         }
+        if let Some(space) = &self.space {
+            space.enter(&mut command);
+        }
         command
     }
 
-    fn spawn(&mut self) -> Result<(), String> {
+    /// Starts it, and does not wait until it is ready; see [`Daemon::wait_until_ready`].
+    ///
+    /// # Errors
+    /// When there is no such program.
+    pub fn spawn(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "it runs already");
         self.is_asked_to_stop = false;
         self.early_end = None;
+        self.endpoints.clear();
         self.log_start = self.log().len();
         let process = Process::start(&mut self.serve(), &self.log_path());
         let failed = |error| format!("start {}: {error}", self.binary.display());
@@ -171,7 +193,14 @@ impl Daemon {
     /// When it ends first, or is not ready in time; with the end of its log.
     pub fn try_start(&mut self) -> Result<(), String> {
         self.spawn()?;
-        self.endpoints.clear();
+        self.wait_until_ready()
+    }
+
+    /// Waits until the process that was started is ready.
+    ///
+    /// # Errors
+    /// Those of [`Daemon::try_start`].
+    pub fn wait_until_ready(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + READY_TIMEOUT;
         while Instant::now() < deadline {
             let process = self.process.as_mut().expect("started above");
@@ -296,6 +325,13 @@ impl Daemon {
         process.killer().signal(rustix::process::Signal::CONT);
     }
 
+    /// Returns the status with which it ended on its own, if it did. It is not running then.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.process.as_mut()?.ended()?;
+        self.process = None;
+        Some(status)
+    }
+
     /// Whether it was started and has not been stopped or killed since.
     #[must_use]
     pub fn is_running(&self) -> bool {
@@ -324,6 +360,7 @@ impl Daemon {
         let (binary, dir) = (self.binary.clone(), self.dir());
         let config = self.place.join("spindle.toml");
         let (store, environment) = (self.store().map(str::to_owned), self.environment.clone());
+        let space = self.space.clone();
         Box::new(move |arguments| {
             let mut command = Command::new(&binary);
             command.args(arguments).arg("--dir").arg(&dir).arg("--config").arg(&config);
@@ -332,6 +369,9 @@ impl Daemon {
             }
             command.envs(environment.iter().map(|(name, value)| (name, value)));
             command.stdin(Stdio::null());
+            if let Some(space) = &space {
+                space.enter(&mut command);
+            }
             crate::process::dies_with_us(&mut command);
             command
         })

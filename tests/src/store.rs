@@ -30,13 +30,19 @@ impl Server {
     /// Starts MinIO if it was built, otherwise the tests' own server.
     #[must_use]
     pub fn start() -> Server {
+        Server::start_at("127.0.0.1")
+    }
+
+    /// Like [`Server::start`], at another IP address.
+    #[must_use]
+    pub fn start_at(host: &str) -> Server {
         if Minio::program().is_some() {
-            return Server::Minio(Minio::start());
+            return Server::Minio(Minio::start_at(host));
         }
         println!(
             "no MinIO was built (tests/run does, where Go is installed): the tests' own server"
         );
-        Server::Own(Bucket::start(Care::Honest))
+        Server::Own(Bucket::start_at(host, Care::Honest))
     }
 
     /// `host:port`.
@@ -103,10 +109,14 @@ impl Minio {
     /// Starts a server with an empty bucket.
     #[must_use]
     pub fn start() -> Minio {
+        Minio::start_at("127.0.0.1")
+    }
+
+    fn start_at(host: &str) -> Minio {
         let place = Place::new();
         // A bucket of this server is a directory.
         std::fs::create_dir_all(place.join(&format!("data/{BUCKET}"))).expect("make the bucket");
-        let mut minio = Minio { place, address: free_address(), process: None };
+        let mut minio = Minio { place, address: free_address_at(host), process: None };
         minio.up();
         minio
     }
@@ -144,6 +154,10 @@ impl Minio {
 /// Returns an address that was free a moment ago.
 #[must_use]
 pub fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    free_address_at("127.0.0.1")
+}
+
+fn free_address_at(host: &str) -> String {
+    let listener = TcpListener::bind((host, 0)).expect("a free port");
     listener.local_addr().expect("a bound socket has an address").to_string()
 }

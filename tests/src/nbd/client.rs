@@ -11,6 +11,7 @@ use super::transport::{Endpoint, Stream, take, take_array};
 use super::wire::*;
 use std::collections::HashMap;
 use std::io::{self, BufReader, Write};
+use std::time::Duration;
 
 /// The answer to one request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,7 +52,23 @@ impl Connection {
     /// # Errors
     /// When the stream breaks, the server breaks the protocol, or it refuses the export.
     pub fn open(endpoint: &Endpoint, wanted: &Wanted) -> io::Result<Connection> {
-        let mut haggle = Haggle::greet(endpoint.connect()?)?;
+        Connection::negotiate(endpoint.connect()?, endpoint, wanted)
+    }
+
+    /// Like [`Connection::open`]. Each wait for the server lasts at most this long, later ones too.
+    ///
+    /// # Errors
+    /// Those of [`Connection::open`].
+    pub fn open_within(
+        timeout: Duration,
+        endpoint: &Endpoint,
+        wanted: &Wanted,
+    ) -> io::Result<Connection> {
+        Connection::negotiate(endpoint.connect_within(timeout)?, endpoint, wanted)
+    }
+
+    fn negotiate(stream: Stream, endpoint: &Endpoint, wanted: &Wanted) -> io::Result<Connection> {
+        let mut haggle = Haggle::greet(stream)?;
         if let Some(tls) = &wanted.tls {
             haggle = haggle.start_tls(tls)?;
         }

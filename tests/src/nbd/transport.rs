@@ -6,7 +6,7 @@
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -67,18 +67,28 @@ impl Endpoint {
     /// # Errors
     /// Those of the kernel.
     pub fn connect(&self) -> io::Result<Stream> {
+        self.connect_within(REPLY_TIMEOUT)
+    }
+
+    /// Like [`Endpoint::connect`]. Each step waits for at most this long, then and later.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn connect_within(&self, timeout: Duration) -> io::Result<Stream> {
         match &self.address {
             Address::Tcp(host) => {
-                let stream = TcpStream::connect(host)?;
+                let address = host.to_socket_addrs()?.next();
+                let address = address.ok_or_else(|| io::Error::other("a name without address"))?;
+                let stream = TcpStream::connect_timeout(&address, timeout)?;
                 stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
-                stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
+                stream.set_read_timeout(Some(timeout))?;
+                stream.set_write_timeout(Some(timeout))?;
                 Ok(Stream::Tcp(stream))
             }
             Address::Unix(path) => {
                 let stream = UnixStream::connect(path)?;
-                stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
-                stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
+                stream.set_read_timeout(Some(timeout))?;
+                stream.set_write_timeout(Some(timeout))?;
                 Ok(Stream::Unix(stream))
             }
         }
