@@ -29,7 +29,8 @@ pub const fn to_nbd_error(kind: ErrorKind, is_fast_zero: bool) -> u32 {
         ErrorKind::Unsupported => EINVAL,
         ErrorKind::Denied => EPERM,
         ErrorKind::Full => ENOSPC,
-        // The volume was removed or has another owner: this server will not serve it again.
+        // The volume was removed or has another owner: this server will not serve it again. In the
+        // second case only a kernel device is answered.
         ErrorKind::NotFound | ErrorKind::Fenced => ESHUTDOWN,
         ErrorKind::Busy
         | ErrorKind::Unavailable

@@ -525,6 +525,8 @@ impl<E: Exports> Server<E> {
                 request_count,
                 "the kernel closed a connection; the server dropped its requests"
             ),
+            // The kernel gets the error.
+            End::Fenced { .. } => tracing::debug!(export, "a connection of the kernel ended"),
             End::Io(error) => tracing::info!(export, %error, "a connection of the kernel broke"),
         }
     }
@@ -657,6 +659,12 @@ impl<E: Exports> Server<E> {
                 client,
                 request_count,
                 "a client disconnected; the server dropped its requests"
+            ),
+            End::Fenced { request_count } => tracing::info!(
+                export,
+                client,
+                request_count,
+                "the server disconnected a client, whose unanswered requests are for another owner"
             ),
             End::Io(error) => tracing::info!(
                 export, client, %error,

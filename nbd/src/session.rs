@@ -111,6 +111,11 @@ pub enum End {
         /// Their number.
         request_count: usize,
     },
+    /// The volume has another owner, and the requests that failed for that were not answered.
+    Fenced {
+        /// Their number so far.
+        request_count: usize,
+    },
     /// The socket failed.
     Io(io::Error),
 }
@@ -215,6 +220,8 @@ pub struct Session<D: BlockDevice> {
     answered: u64,
     failed: u64,
     failed_total: u64,
+    /// Requests that failed because the volume has another owner.
+    fenced_count: usize,
     stop: Pin<Box<dyn Future<Output = ()> + Send>>,
     is_stopping: bool,
     stall_timeout: Duration,
@@ -262,6 +269,7 @@ impl<D: BlockDevice> Session<D> {
             answered: 0,
             failed: 0,
             failed_total: 0,
+            fenced_count: 0,
             stop: Box::pin(async move {
                 stopped(&mut stop).await;
             }),
@@ -314,6 +322,9 @@ impl<D: BlockDevice> Session<D> {
             let received = self.poll_receive(cx)?;
             let finished = self.poll_running(cx);
             let sent = self.poll_send(cx)?;
+            if self.fenced_count > 0 {
+                return Poll::Ready(Err(End::Fenced { request_count: self.fenced_count }));
+            }
             if matches!(self.receiving, Receiving::Ended)
                 && self.running.is_empty()
                 && self.outbox.is_empty()

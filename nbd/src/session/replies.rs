@@ -5,6 +5,9 @@
 //!   such.
 //! - A request in pieces is answered when its last piece has finished. One failed piece fails the
 //!   request, and no contents are sent after a failure.
+//! - A request that fails because the volume has another owner is not answered: the connection ends,
+//!   so that the client repeats it there. A kernel device of this machine has no other server, and
+//!   gets the error.
 
 use super::{Finished, Outcome, Session, Ticket};
 use crate::errno::{EIO, to_nbd_error};
@@ -16,6 +19,12 @@ use bytes::BufMut;
 impl<D: BlockDevice> Session<D> {
     pub(super) fn finish(&mut self, finished: Finished) {
         let Finished { ticket, outcome, reservation } = finished;
+        let is_fenced = matches!(&outcome, Err(error) if error.kind() == ErrorKind::Fenced);
+        if is_fenced && self.siblings.is_none() {
+            self.allotment.release(reservation);
+            self.fenced_count += 1;
+            return;
+        }
         let outcome = outcome.map_err(|error| {
             let number = to_nbd_error(error.kind(), ticket.is_fast_zero);
             self.log_failure(ticket, &error);

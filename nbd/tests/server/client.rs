@@ -126,6 +126,13 @@ impl Client {
         tokio::time::timeout(limit, drain).await.is_ok()
     }
 
+    /// Whether the server closes within `limit`, before any byte.
+    pub async fn is_closed_unanswered_within(&mut self, limit: Duration) -> bool {
+        let read = tokio::time::timeout(limit, self.socket.read(&mut [0])).await;
+        // Requests that the server has not read make the end a reset.
+        matches!(read, Ok(Ok(0) | Err(_)))
+    }
+
     /// Negotiates `dialect`, then `base:allocation` if the dialect has it, then GO.
     pub async fn go(mut self, name: &str, dialect: Dialect) -> Self {
         match dialect {

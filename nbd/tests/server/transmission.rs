@@ -57,7 +57,7 @@ async fn errors_are_those_of_the_specification() {
         assert_eq!(client.call(command::WRITE_ZEROES, fast, 0, 512).await.error, 95, "ENOTSUP");
         world.disk.has_fast_zero.store(true, Ordering::Relaxed);
         for (kind, error) in
-            [(ErrorKind::Corrupt, 5), (ErrorKind::Full, 28), (ErrorKind::Fenced, 108)]
+            [(ErrorKind::Corrupt, 5), (ErrorKind::Full, 28), (ErrorKind::NotFound, 108)]
         {
             *world.disk.failure.lock().unwrap() = Some(kind);
             let reply = client.call(command::READ, 0, 0, 4096).await;
@@ -74,6 +74,26 @@ async fn errors_are_those_of_the_specification() {
     assert_eq!(client.write_at(0, &[1; 512]).await, 1, "EPERM");
     assert_eq!(client.call(command::TRIM, 0, 0, 512).await.error, 1);
     assert_eq!(client.read_at(0, 512).await, [0; 512]);
+}
+
+#[tokio::test]
+async fn requests_for_another_owner_are_not_answered() {
+    let world = World::new().await;
+    for dialect in DIALECTS {
+        for (command, payload) in
+            [(command::READ, &[][..]), (command::WRITE, &[7; 4096]), (command::FLUSH, &[])]
+        {
+            let mut client = world.open(dialect).await;
+            assert_eq!(client.write_at(0, &[1; 512]).await, 0);
+            *world.disk.failure.lock().unwrap() = Some(ErrorKind::Fenced);
+            let length = if command == command::FLUSH { 0 } else { 4096 };
+            client.send(command, 0, 0, length, payload).await;
+            let is_closed = client.is_closed_unanswered_within(Duration::from_secs(10)).await;
+            assert!(is_closed, "{dialect:?} {command}");
+            *world.disk.failure.lock().unwrap() = None;
+        }
+    }
+    world.until("all payload memory is back", |status| status.payload_bytes == 0).await;
 }
 
 #[tokio::test]
