@@ -136,7 +136,9 @@ func shrink(operations []operation) []operation {
 	// The first operations that are illegal: a prefix in the order of calls.
 	count := sort.Search(len(operations), func(count int) bool { return isIllegal(operations[:count]) })
 	kept := append([]operation{}, operations[:count]...)
-	for step := (len(kept) + 1) / 2; step > 0; step /= 2 {
+	// A write may go once all reads of its value have gone: the last step is repeated.
+	for step, before := (len(kept)+1)/2, 0; step > 1 || before != len(kept); step = max(step/2, 1) {
+		before = len(kept)
 		for at := 0; at < len(kept); {
 			end := min(at+step, len(kept))
 			fewer := append(append([]operation{}, kept[:at]...), kept[end:]...)
