@@ -164,7 +164,7 @@ async fn pass_on(
     epoch: &mut watch::Receiver<Epoch>,
 ) -> Result<()> {
     epoch.mark_unchanged();
-    let connecting = timeout(OWNER_WAIT, connect_to_owner(roles)).await;
+    let connecting = timeout(OWNER_WAIT, connect_to_owner(roles, epoch)).await;
     let (node, mut owner) = connecting.unwrap_or_else(|_| {
         let what = format!("pass a client on: no node has served the pool for {OWNER_WAIT:?}");
         Err(Error::new(ErrorKind::Unavailable, what))
@@ -202,14 +202,22 @@ async fn replaced(roles: &Roles, node: NodeId, epoch: &mut watch::Receiver<Epoch
 }
 
 /// Connects to the node that owns the pool, and waits for one.
-async fn connect_to_owner(roles: &Roles) -> Result<(NodeId, PeerStream)> {
+async fn connect_to_owner(
+    roles: &Roles,
+    epoch: &mut watch::Receiver<Epoch>,
+) -> Result<(NodeId, PeerStream)> {
     loop {
         let (owner, pool) = owner_of(roles).await;
         if let Some(node) = owner {
             let connecting = roles.cluster().connect(node, Service::Forward, pool);
-            let connected = timeout(CONNECT_MAX, connecting).await.unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Unavailable, "connect to the owner: it does not answer"))
-            });
+            let connected = tokio::select! {
+                connected = timeout(CONNECT_MAX, connecting) => connected.unwrap_or_else(|_| {
+                    let what = "connect to the owner: it does not answer";
+                    Err(Error::new(ErrorKind::Unavailable, what))
+                }),
+                // An earlier owner may be out of reach, so that it does not refuse either.
+                Ok(()) = epoch.changed() => continue,
+            };
             match connected {
                 Ok(connection) => return Ok((node, connection.into_stream())),
                 Err(error) => {
