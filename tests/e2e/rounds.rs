@@ -405,15 +405,14 @@ impl Game<'_, '_> {
 
     /// Returns the findings. The logs of the nodes go with the histories, if there are any.
     fn finish(self, plan: &Plan<'_>) -> Report {
-        if !self.report.is_clean() && plan.seeded_bug.is_none() {
-            for (number, node) in self.cluster.nodes.iter().enumerate() {
-                match histories() {
-                    Some(dir) => {
-                        let path = dir.join(format!("{}-{number}.log", plan.name));
-                        std::fs::write(path, node.log()).expect("write the log");
-                    }
-                    None => println!("node {number}:\n{}", node.tail()),
+        for (number, node) in self.cluster.nodes.iter().enumerate() {
+            match histories() {
+                Some(dir) => {
+                    let path = dir.join(format!("{}-{number}.log", plan.name));
+                    std::fs::write(path, node.log()).expect("write the log");
                 }
+                None if self.report.is_clean() => {}
+                None => println!("node {number}:\n{}", node.tail()),
             }
         }
         self.report

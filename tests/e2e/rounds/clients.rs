@@ -1,8 +1,8 @@
 //! Clients that use a pool by way of all its nodes, whatever happens to these.
 //!
 //! Invariants:
-//! - A client has one request under way. Without an answer it sends the same request again, by way
-//!   of another node, until it gets one.
+//! - A client has one request under way. Without an answer it sends the same request again until it
+//!   gets one: by way of the same node if that has ended the connection, otherwise of another one.
 //! - All requests and their ends are in the journal, those of the deposed owner's sockets included.
 
 use std::io;
@@ -285,9 +285,14 @@ impl Client<'_> {
 
     /// Repeats a request until it is done, or the load ends.
     fn request(&mut self, block: u64, kind: Kind, value: Option<u64>) {
-        while !self.load.is_ended() && self.attempt(block, kind, value).is_err() {
+        while !self.load.is_ended() {
+            let was_connected = self.connection.is_some();
+            let Err(error) = self.attempt(block, kind, value) else { return };
             self.connection = None;
-            self.way = (self.way + 1) % self.load.ways.len();
+            // A node that ended the connection may know the next owner, or be it.
+            if !was_connected || error.kind() == io::ErrorKind::WouldBlock {
+                self.way = (self.way + 1) % self.load.ways.len();
+            }
             std::thread::sleep(RETRY_PAUSE);
         }
     }
