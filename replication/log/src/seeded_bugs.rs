@@ -55,4 +55,6 @@ block::seeded_bugs! {
     spare_used: "spare-used",
     /// A dropped append leaves its entry in the queue.
     kept_when_dropped: "kept-when-dropped",
+    /// Each sync of the log's files takes this number of milliseconds longer, as on a slow device.
+    log_sync_late: "log-sync-late" = text,
 }

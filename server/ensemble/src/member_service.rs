@@ -13,6 +13,7 @@ use crate::frames;
 use crate::local::LocalMember;
 use crate::member::{ANSWERS_MAX, QUEUE_MAX};
 use crate::seeded_bugs::seeded_bugs;
+use crate::tasks;
 use async_trait::async_trait;
 use block::{Error, ErrorKind, Result};
 use cluster::{Cluster, Connection, FrameWriter, Handler, NodeId, Service};
@@ -119,7 +120,14 @@ impl Handler for MemberService {
 async fn converse(member: &LocalMember, connection: Connection) -> Result<()> {
     let (mut reader, mut writer) = connection.into_frames();
     in_time(frames::write_identity(&mut writer, member.id())).await?;
-    let (answers, mut to_write) = mpsc::channel(ANSWERS_MAX);
+    let (answers, to_write) = mpsc::channel(ANSWERS_MAX);
+    let mut to_write = match seeded_bugs().member_answers_late {
+        None => to_write,
+        Some(ms) => {
+            let late_ms = ms.parse().expect("a number of milliseconds");
+            hold_back(to_write, Duration::from_millis(late_ms))
+        }
+    };
     let written = Notify::new();
     let reading = async {
         let answers = answers; // dropped at the end, so that the writer ends behind the last answer
@@ -152,6 +160,33 @@ async fn write_answers(
         in_time(frames::write(writer, &answer)).await?;
     }
     in_time(writer.close()).await
+}
+
+/// Passes answers on in their order, each of them `late` after it came. As in a slow network, one does
+/// not delay the next.
+fn hold_back(mut answers: mpsc::Receiver<Answer>, late: Duration) -> mpsc::Receiver<Answer> {
+    let (to_wait, mut waiting) = mpsc::channel(ANSWERS_MAX);
+    let (passed, to_write) = mpsc::channel(ANSWERS_MAX);
+    drop(tasks::spawn(async move {
+        while let Some(answer) = answers.recv().await {
+            let held = tasks::spawn(async move {
+                tasks::sleep(late).await;
+                answer
+            });
+            if to_wait.send(held).await.is_err() {
+                return;
+            }
+        }
+    }));
+    drop(tasks::spawn(async move {
+        while let Some(held) = waiting.recv().await {
+            let Ok(answer) = held.await else { return };
+            if passed.send(answer).await.is_err() {
+                return;
+            }
+        }
+    }));
+    to_write
 }
 
 async fn in_time(writing: impl Future<Output = Result<()>>) -> Result<()> {

@@ -31,4 +31,6 @@ block::seeded_bugs! {
     ended_member_left: "ended-member-left",
     /// An owner that gives up leaves its node in the role of the owner.
     owner_role_kept: "owner-role-kept",
+    /// The members on a node answer this number of milliseconds late, as over a slow network.
+    member_answers_late: "member-answers-late" = text,
 }

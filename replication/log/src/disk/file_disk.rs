@@ -15,6 +15,7 @@ use crate::disk::write_latency::{self, WriteLatency};
 use crate::disk::{LogDisk, Notify};
 use crate::format::made;
 use crate::options::IoMode;
+use crate::seeded_bugs::{SeededBugs, seeded_bugs};
 use block::env::{Clock, Disk, DiskCompletion, DiskReader, DiskRequest, IoBuffer};
 use block::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -383,6 +384,9 @@ impl Files {
                 DiskCompletion { token, result, buffer: Some(buffer) }
             }
             DiskRequest::Sync { token, files } => {
+                if let Some(pause) = sync_pause(seeded_bugs()) {
+                    std::thread::sleep(pause);
+                }
                 let result = files.into_iter().try_for_each(|file| {
                     writer(&self.writers, file).and_then(|handle| handle.sync_data())
                 });
@@ -500,6 +504,12 @@ impl Files {
         }
         handle.sync_all()
     }
+}
+
+/// Returns the time that a seeded bug adds to each sync. Writes do not wait for it.
+fn sync_pause(seeded_bugs: SeededBugs) -> Option<Duration> {
+    let pause_ms = seeded_bugs.log_sync_late?;
+    Some(Duration::from_millis(pause_ms.parse().expect("a number of milliseconds")))
 }
 
 /// Starts writing the given range from the page cache to the device, without waiting and without

@@ -391,6 +391,14 @@ async fn frame_that_is_no_answer_ends_the_link() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_on_one_machine_answers_soon() {
+    let nodes = Nodes::new().await;
+    let (_peers, mut link) = nodes.link().await;
+    let promising = promised(&mut link, 1);
+    timeout(WAIT_SEEDED, promising).await.expect("the answer is late");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn peer_that_reads_late_gets_every_answer() {
     const COUNT: usize = 300;
     let nodes = Nodes::new().await;

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
 /// Each bug, with a test that must fail.
-const FOUND_BY: [(&str, &str); 15] = [
+const FOUND_BY: [(&str, &str); 16] = [
     ("identity-unchecked", "tests::over_tls::other_pool_and_other_member_are_refused"),
     ("pool-unchecked", "tests::over_tls::other_pool_and_other_member_are_refused"),
     ("frame-kind-unchecked", "frames::tests::frame_of_another_kind_or_request_is_refused"),
     ("room-for-answers-unchecked", "tests::over_tls::peer_that_reads_late_gets_every_answer"),
     ("left-member-served", "tests::over_tls::link_ends_with_its_member_and_with_its_place"),
     ("moved-member-kept", "tests::over_tls::link_ends_with_its_member_and_with_its_place"),
+    ("member-answers-late=9000", "tests::over_tls::member_on_one_machine_answers_soon"),
     ("member-unlocked", "tests::one_member_of_a_directory_runs_at_a_time"),
     ("ended-member-left", "tests::member_whose_disk_failed_for_a_while_counts_again"),
     ("owner-role-kept", "tests::owner_that_gives_up_promises_to_the_next_one"),

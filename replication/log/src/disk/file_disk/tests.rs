@@ -95,3 +95,10 @@ fn submit_executes_the_allowed_number_of_direct_writes_while_the_device_is_fast(
     assert_eq!(disk.wait_for(3), 0);
     assert_eq!(disk.wait_for(0), 3);
 }
+
+#[test]
+fn syncs_pause_only_by_the_seeded_bug() {
+    assert_eq!(sync_pause(SeededBugs::default()), None);
+    let seeded_bugs = SeededBugs { log_sync_late: Some("100"), ..SeededBugs::default() };
+    assert_eq!(sync_pause(seeded_bugs), Some(Duration::from_millis(100)));
+}
