@@ -23,6 +23,7 @@ MIB = 1 << 20
 READY_SECONDS_MAX = 60  # Chosen by hand: opening a pool with a full default log takes 5 s at most.
 MEMORY_BYTES = 1 << 30  # the default budget; a larger memory cache comes on top
 LOG_FILE_COUNT = 8
+ANSWER_SECONDS_MAX = 600  # Chosen by hand: a drain, or a copy, of a large pool.
 
 
 def free_port():
@@ -73,26 +74,27 @@ class Server:
 class Spindle(Server):
     """`spindle serve` on a directory of its own, configured by a file.
 
-    `volumes` are sizes by name; those in `stored` have `durability = "store"`, so that a flush
-    waits until the object store has everything.
+    `volumes` are sizes by name; `durability` names that of a volume which is not "flush". With
+    "store" a flush waits until the object store has everything; with "write" each write is synced.
     """
 
     destages = True
 
     def __init__(self, world, name, binary, core, volumes, store=None, env=None, settings=None,
-                 stored=()):
+                 durability=None, is_started=True):
         self.world, self.name, self.binary, self.core, self.store = world, name, binary, core, store
         self.dir = os.path.join(world.dir, name.replace(" ", "-"))
         self.log = f"{self.dir}.log"
         self.env = {"SPINDLE_LOG": "warn", **(env or {})}
         os.makedirs(self.dir)
         tables = [{"name": volume, "size": str(size_bytes),
-                   "durability": "store" if volume in stored else "flush"}
+                   "durability": (durability or {}).get(volume, "flush")}
                   for volume, size_bytes in volumes.items()]
         self.config = f"{self.dir}.toml"
         with open(self.config, "w") as config:
             config.write(toml({**(settings or {}), "volumes": tables}))
-        self.start()
+        if is_started:
+            self.start()
 
     def listener(self):
         """Returns the options of `serve` with its addresses."""
@@ -131,6 +133,24 @@ class Spindle(Server):
             command += ["--store", self.store]
         return subprocess.run(command, env={**os.environ, **self.env}, check=check,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def ask(self, noun, action, **fields):
+        """Sends a request to the admin socket, without a process, and returns the reply."""
+        with socket.socket(socket.AF_UNIX) as admin:
+            admin.settimeout(ANSWER_SECONDS_MAX)
+            admin.connect(os.path.join(self.dir, "admin.sock"))
+            request = {noun: {"action": action, **fields}}
+            admin.sendall(json.dumps({"version": 1, "request": request}).encode() + b"\n")
+            said = b""
+            while not said.endswith(b"\n"):
+                part = admin.recv(1 << 20)
+                if not part:
+                    break
+                said += part
+        answer = json.loads(said)
+        if "ok" not in answer:
+            raise RuntimeError(f"{noun} {action}: {answer}")
+        return answer["ok"]
 
     def fsck(self):
         """Runs `spindle fsck` on the stopped pool; returns exit status and output."""
