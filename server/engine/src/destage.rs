@@ -359,7 +359,8 @@ async fn next_generation(
     let mut wake_in = match ripe_generation(shared, options) {
         Some(_)
             if !shared.is_wanted()
-                && burst.goes_first(&shared.log.status(), gather, shared.clock().now()) =>
+                && (seeded_bugs().destage_put_off
+                    || burst.goes_first(&shared.log.status(), gather, shared.clock().now())) =>
         {
             // The time until the next release says nothing about the duration of a destage.
             shared.log.note_destage_pause();

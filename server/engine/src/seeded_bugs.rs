@@ -18,4 +18,6 @@ block::seeded_bugs! {
     step_torn: "step-torn",
     /// Requests of an ended connection are not finished before the next one is served.
     leftovers_kept: "leftovers-kept",
+    /// A full generation stays in the log until a caller waits for the store.
+    destage_put_off: "destage-put-off",
 }
