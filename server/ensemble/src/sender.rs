@@ -5,6 +5,8 @@
 //!   holding up another.
 //! - A member whose ring is full gets batches when the store has taken more, or a pause has passed. In
 //!   between, requests without batches say what the store has.
+//! - One sync of a member is under way at a time. Batches that arrive meanwhile are sent, and share the
+//!   next one: a member carries out its requests one after the other.
 //! - A request is noted in the state machine before it is sent. If the link ends, the machine goes back
 //!   to what was answered.
 
@@ -21,12 +23,23 @@ use tokio::sync::Notify;
 /// Batches in one request. Chosen by hand: enough that bytes bound it.
 const BATCHES_MAX: u64 = 256;
 
+/// A request without an answer.
+#[derive(Debug)]
+struct UnderWay {
+    bytes: usize,
+    /// In nanoseconds since the owner's origin.
+    sent_at: u64,
+    is_sync: bool,
+}
+
 /// What was sent over the present link.
 #[derive(Debug, Default)]
 struct Sent {
-    /// Bytes and times of the requests without an answer, oldest first.
-    under_way: VecDeque<(usize, u64)>,
+    /// The requests without an answer, oldest first.
+    under_way: VecDeque<UnderWay>,
     bytes: usize,
+    /// Requests under way that ask for a sync.
+    sync_count: usize,
     /// A sync of everything up to this sequence was asked for, in a request with the batches up to it.
     sync_requested: u64,
     /// Time of the last request, in nanoseconds since the owner's origin.
@@ -46,18 +59,20 @@ struct Sent {
 impl Sent {
     /// Returns the time since the request that is answered.
     fn on_answer(&mut self, now: u64) -> Option<Duration> {
-        let (bytes, sent_at) = self.under_way.pop_front()?;
+        let UnderWay { bytes, sent_at, is_sync } = self.under_way.pop_front()?;
         self.bytes -= bytes;
+        self.sync_count -= usize::from(is_sync);
         self.answered_at = now;
         Some(Duration::from_nanos(now.saturating_sub(sent_at)))
     }
 
-    fn on_request(&mut self, now: u64, bytes: usize) {
+    fn on_request(&mut self, now: u64, bytes: usize, is_sync: bool) {
         if self.under_way.is_empty() {
             self.answered_at = now;
         }
-        self.under_way.push_back((bytes, now));
+        self.under_way.push_back(UnderWay { bytes, sent_at: now, is_sync });
         self.bytes += bytes;
+        self.sync_count += usize::from(is_sync);
         self.last_at = Some(now);
     }
 
@@ -205,7 +220,8 @@ async fn send(
     sent: &mut Sent,
     (request, bytes): (Request, usize),
 ) -> bool {
-    sent.on_request(shared.now(), bytes);
+    let is_sync = matches!(&request, Request::Append { is_sync: true, .. });
+    sent.on_request(shared.now(), bytes, is_sync);
     let Link { requests, answers } = link;
     let permit = loop {
         tokio::select! {
@@ -279,7 +295,8 @@ const MIN_WAIT: Duration = Duration::from_millis(20);
 
 /// Whether a request whose last batch is `last` asks for a sync.
 fn is_sync_due(wanted: u64, sent: &Sent, synced: u64, last: u64) -> bool {
-    wanted > sent.sync_requested.max(synced) && last >= wanted
+    let is_wanted = wanted > sent.sync_requested.max(synced) && last >= wanted;
+    is_wanted && sent.sync_count == 0
 }
 
 /// What a request carries.
@@ -360,4 +377,30 @@ async fn read(
     let is_sync = is_sync_due(state.sync_wanted, sent, progress.synced, last);
     let prepared = Prepared { batches, is_sync, now, lease: shared.lease_ns(), trim_lsn };
     Some(Some(request_of(state, &member, sent, sending, prepared)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_that_arrive_during_a_sync_share_the_next_one() {
+        let mut sent = Sent::default();
+        assert!(is_sync_due(7, &sent, 6, 7));
+        sent.sync_requested = 7;
+        sent.on_request(0, 4096, true);
+        // Batches 8 and 9 are sent, and wait for their sync.
+        for wanted in [8, 9] {
+            assert!(!is_sync_due(wanted, &sent, 6, wanted));
+            sent.on_request(0, 4096, false);
+        }
+        assert!(sent.on_answer(1).is_some());
+        assert!(is_sync_due(9, &sent, 7, 9));
+        assert!(!is_sync_due(10, &sent, 7, 9), "a batch before it is not sent yet");
+        sent.sync_requested = 9;
+        sent.on_request(1, 0, true);
+        assert!(!is_sync_due(9, &sent, 7, 9));
+        (0..3).for_each(|_| assert!(sent.on_answer(2).is_some()));
+        assert_eq!((sent.sync_count, sent.bytes, sent.on_answer(3)), (0, 0, None));
+    }
 }
