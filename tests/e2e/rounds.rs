@@ -438,15 +438,14 @@ fn insist(name: &str, settings: &str, kinds: &[Event], count: usize) -> Report {
     report
 }
 
-/// Plays the failures whose pauses are promised, and insists on the promise if there are enough.
+/// Plays the failures whose pauses are promised. Returns the promises that were not kept, if there
+/// are enough rounds to tell.
 #[track_caller]
-fn insist_on_pauses(name: &str, settings: &str, p99_max: Duration) {
+fn broken_promises(name: &str, settings: &str, p99_max: Duration) -> Vec<String> {
     let report = insist(name, settings, &TIMED, TIMED.len() * rounds().unwrap_or(1));
-    for (event, pauses) in report.pauses {
-        let p99 = percentile(&pauses, 99);
-        let is_judged = pauses.len() >= ROUNDS_JUDGED;
-        assert!(!is_judged || p99 <= p99_max, "{event:?}: {p99:?} is above {p99_max:?}");
-    }
+    let p99s = report.pauses.iter().map(|(event, pauses)| (event, percentile(pauses, 99), pauses));
+    let broken = p99s.filter(|(_, p99, pauses)| pauses.len() >= ROUNDS_JUDGED && *p99 > p99_max);
+    broken.map(|(event, p99, _)| format!("{name}, {event:?}: p99 {p99:?}")).collect()
 }
 
 #[test]
@@ -461,10 +460,11 @@ fn failed_owner_is_replaced_in_time() {
     needs_root!();
     needs!("ip", "mount");
     let settings = SMALL.replace("[log]\n", "[log]\ndetection = \"500ms\"\n");
-    insist_on_pauses("short-pauses", &settings, PAUSE_P99_MAX_SHORT);
+    let mut broken = broken_promises("short-pauses", &settings, PAUSE_P99_MAX_SHORT);
     if rounds().is_some() {
-        insist_on_pauses("pauses", SMALL, PAUSE_P99_MAX);
+        broken.extend(broken_promises("pauses", SMALL, PAUSE_P99_MAX));
     }
+    assert!(broken.is_empty(), "pauses are too long: {broken:#?}");
 }
 
 #[test]
