@@ -21,10 +21,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::daemon::SMALL;
 use tests::nbd::Connection;
+use tests::needs_network;
 use tests::network::Network;
 use tests::registers::Flaw;
 use tests::seed::{Random, seeds};
-use tests::{needs, needs_root};
 
 /// Rounds of a kind from which a percentile says something. Source: promised.
 const ROUNDS_JUDGED: usize = 50;
@@ -450,15 +450,13 @@ fn broken_promises(name: &str, settings: &str, p99_max: Duration) -> Vec<String>
 
 #[test]
 fn failures_of_nodes_and_links_lose_nothing() {
-    needs_root!();
-    needs!("ip", "mount");
+    needs_network!();
     insist("failures", SMALL, &ALL, rounds().unwrap_or(ROUNDS_SHORT));
 }
 
 #[test]
 fn failed_owner_is_replaced_in_time() {
-    needs_root!();
-    needs!("ip", "mount");
+    needs_network!();
     let settings = SMALL.replace("[log]\n", "[log]\ndetection = \"500ms\"\n");
     let mut broken = broken_promises("short-pauses", &settings, PAUSE_P99_MAX_SHORT);
     if rounds().is_some() {
@@ -469,8 +467,7 @@ fn failed_owner_is_replaced_in_time() {
 
 #[test]
 fn rounds_find_seeded_bugs() {
-    needs_root!();
-    needs!("ip", "mount");
+    needs_network!();
     if !tests::place::binary("spindle-faulty").exists() {
         return tests::place::skip("no spindle-faulty was built");
     }

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 /// The first three bytes of all addresses. The namespaces have no route to any other network, so
@@ -26,14 +26,18 @@ pub struct Space(File);
 
 impl Space {
     fn new() -> Space {
+        let space = Space::make().expect("make a network namespace");
+        space.ip(&["link", "set", "lo", "up"]);
+        space
+    }
+
+    fn make() -> io::Result<Space> {
         let made = std::thread::spawn(|| {
             // SAFETY: this thread ends below, and shares no state about networks with others.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
-            File::open("/proc/thread-self/ns/net")
+            File::open("/proc/thread-self/ns/net").map(Space)
         });
-        let space = Space(made.join().expect("no panic").expect("make a network namespace"));
-        space.ip(&["link", "set", "lo", "up"]);
-        space
+        made.join().expect("no panic")
     }
 
     /// Lets the program of `command` run in this namespace.
@@ -51,15 +55,40 @@ impl Space {
     /// Runs `ip` in this namespace, and insists on success.
     #[track_caller]
     fn ip(&self, arguments: &[&str]) {
+        let output = self.try_ip(arguments).expect("ip runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "ip {arguments:?}: {said}");
+    }
+
+    fn try_ip(&self, arguments: &[&str]) -> io::Result<Output> {
         let run = || {
             self.enter_thread()?;
             Command::new("ip").args(arguments).stdin(Stdio::null()).output()
         };
-        let output = std::thread::scope(|scope| scope.spawn(run).join().expect("no panic"));
-        let output = output.expect("ip runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "ip {arguments:?}: {said}");
+        std::thread::scope(|scope| scope.spawn(run).join().expect("no panic"))
     }
+}
+
+/// Whether networks can be made here: needs root, the program `ip`, and a kernel and a container that
+/// permit namespaces, bridges and cables.
+#[must_use]
+pub fn is_possible() -> bool {
+    let Ok(space) = Space::make() else { return false };
+    let kinds = [&["name", "one", "type", "bridge"][..], &["name", "two", "type", "veth"][..]];
+    kinds.into_iter().all(|kind| {
+        let made = space.try_ip(&[&["link", "add"], kind].concat());
+        made.is_ok_and(|output| output.status.success())
+    })
+}
+
+/// Leaves the test unless networks can be made here.
+#[macro_export]
+macro_rules! needs_network {
+    () => {
+        if !$crate::network::is_possible() {
+            return $crate::place::skip("needs root, ip, and network namespaces");
+        }
+    };
 }
 
 /// One way between two nodes.
@@ -178,7 +207,6 @@ fn port_of(node: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{needs, needs_root};
     use std::net::UdpSocket;
     use std::time::{Duration, Instant};
 
@@ -232,8 +260,7 @@ mod tests {
 
     #[test]
     fn packets_of_a_cut_way_alone_are_lost_until_it_heals() {
-        needs_root!();
-        needs!("ip");
+        needs_network!();
         let network = Network::new(3);
         let sockets = (0..3).map(|node| socket(&network, node)).collect();
         let mut nodes = Nodes { sockets, packet_count: 0 };
@@ -252,8 +279,7 @@ mod tests {
 
     #[test]
     fn servers_at_the_switch_are_reached_by_nodes() {
-        needs_root!();
-        needs!("ip");
+        needs_network!();
         let network = Network::new(1);
         let server = network.at_switch(|| UdpSocket::bind((network.switch_address(), 0)).unwrap());
         server.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
