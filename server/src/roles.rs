@@ -378,6 +378,16 @@ impl Roles {
         Ok(was_ours || is_only)
     }
 
+    /// Whether another node owns the pool, and this one is a member of its log. False if that is not known.
+    pub(crate) async fn is_owned_elsewhere(&self) -> bool {
+        let (Some(member), Ok(Some(manifest))) = (self.member(), self.manifest().await) else {
+            return false;
+        };
+        let configuration = manifest.configuration.as_ref();
+        let is_member = configuration.is_some_and(|one| one.member(member.id()).is_some());
+        is_member && manifest.owner.node_id != member.id()
+    }
+
     /// Makes the log of a pool without members one with this node as its only member.
     async fn found_log(&self) -> Result<()> {
         self.leave_dir();

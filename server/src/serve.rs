@@ -118,6 +118,7 @@ async fn run_node(
         roles.leave_dir();
         let pool = roles.pool_config();
         let terms = Terms { pool: &pool, opening, roles: Some(roles) };
+        let is_forced = opening == Opening::TakeOver;
         let begun = config.pool().clock.now();
         let served = serve_pool(config, terms, signals, &announce).await;
         roles.set_sockets(None);
@@ -140,7 +141,11 @@ async fn run_node(
                 );
                 continue;
             }
-            Err(error) if wal::is_log_failure(&error) || !was_ready.get() => return Err(error),
+            Err(error) if wal::is_log_failure(&error) => return Err(error),
+            // Another node may have taken the pool over while this one opened it.
+            Err(error) if !was_ready.get() && (is_forced || !roles.is_owned_elsewhere().await) => {
+                return Err(error);
+            }
             Err(error) => error,
         };
         tracing::error!(
