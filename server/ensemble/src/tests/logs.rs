@@ -371,19 +371,19 @@ async fn batch_torn_by_a_kill_takes_no_proof_from_the_member() {
     // leaves it that is killed while it writes.
     nodes.cut(2, true);
     nodes.net.members.lock().remove(&nodes.ids[2]);
+    let path = |node: usize| nodes.log_dir(node).join("ring-00000.log");
+    let note = nodes.log_dir(2).join("member.note");
+    // Before the batch: on a busy machine, it may still reach the third.
+    let (mut torn, noted) = (std::fs::read(path(2)).unwrap(), std::fs::read(&note).unwrap());
     // Longer than a page.
     let (volume, kind, payload) = (VOLUME, EntryKind::Write, Bytes::from(vec![7; 8192]));
     let entry = NewEntry { volume, kind, start_sector: 16, sector_count: 16, payload };
     owner.log.append(entry, Wait::Written).await.unwrap();
-    let path = |node: usize| nodes.log_dir(node).join("ring-00000.log");
     let whole = std::fs::read(path(0)).unwrap();
-    let mut torn = std::fs::read(path(2)).unwrap();
     // The headers of the two files differ.
     let pages = whole.chunks(4096).zip(torn.chunks(4096)).skip(1);
     let page = 1 + pages.take_while(|(whole, torn)| whole == torn).count();
     torn[page * 4096..][..4096].copy_from_slice(&whole[page * 4096..][..4096]);
-    let note = nodes.log_dir(2).join("member.note");
-    let noted = std::fs::read(&note).unwrap();
     for (has_note, proof) in [(true, Proof::All), (false, Proof::Nothing)] {
         std::fs::write(path(2), &torn).unwrap();
         match has_note {

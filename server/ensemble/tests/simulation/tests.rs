@@ -54,31 +54,30 @@ fn seed_repeats_the_same_events() {
     }
 }
 
-/// Bugs of the protocol, which must be found within [`BUG_SEEDS`] seeds.
+/// Bugs of the protocol, each with the number of seeds within which it must be found. A long end of a deposed
+/// owner's log beside a short successor is rare: clients wait for their answers.
 #[cfg(feature = "seeded-bugs")]
-const BUGS: [&str; 10] = [
-    "promise-not-kept",
-    "unrecorded-configuration",
-    "opening-replaced",
-    "ack-without-quorum",
-    "sent-is-written",
-    "amnesiac-votes",
-    "damage-unseen",
-    "tail-by-length",
-    "promise-not-stored",
-    "read-without-lease",
+const BUGS: [(&str, &str); 10] = [
+    ("promise-not-kept", "200"),
+    ("unrecorded-configuration", "200"),
+    ("opening-replaced", "200"),
+    ("ack-without-quorum", "200"),
+    ("sent-is-written", "200"),
+    ("amnesiac-votes", "200"),
+    ("damage-unseen", "200"),
+    ("tail-by-length", "400"),
+    ("promise-not-stored", "200"),
+    ("read-without-lease", "200"),
 ];
-#[cfg(feature = "seeded-bugs")]
-const BUG_SEEDS: &str = "200";
 
 /// The features `seeded-bugs` of the packages `replication` and `wal` are needed, too, as in `tests/run`.
 #[cfg(feature = "seeded-bugs")]
 #[test]
 fn seeded_bugs_are_found() {
-    for bug in BUGS {
+    for (bug, seeds) in BUGS {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "tests::nodes_keep_every_promise_under_faults", "--nocapture"]);
-        command.env("SPINDLE_SEEDED_BUGS", bug).env("NODE_SEEDS", BUG_SEEDS);
+        command.env("SPINDLE_SEEDED_BUGS", bug).env("NODE_SEEDS", seeds);
         let output = command.env_remove("SEED").env_remove("NODE_FIRST_SEED").output().unwrap();
         let text = [output.stdout, output.stderr].concat();
         let text = String::from_utf8_lossy(&text);
