@@ -38,7 +38,7 @@ use control::store::{Store, StoreOptions};
 use engine::config::PoolConfig;
 use engine::open_pool::OpenPool;
 use engine::opening::{self, Opening};
-use engine::superseded::set_aside_if_superseded;
+use engine::superseded::{has_ring, set_aside_if_superseded};
 use ensemble::{ClusterPeers, LocalMember, MemberService, OwnedOptions};
 use futures::FutureExt;
 use messages::{Answer, Question, Role};
@@ -261,6 +261,31 @@ impl Roles {
         done.map_err(|e| Error::with_source(ErrorKind::Io, "set a log aside", e))?.map(drop)
     }
 
+    /// Sets the log of a directory that has no member aside: it is of another owner's time, and a member would drop
+    /// what only it has.
+    async fn set_old_log_aside(&self, id: Uuid) -> Result<()> {
+        let log_dir = self.pool.dir.join("log");
+        if !has_ring(&log_dir)? {
+            return Ok(());
+        }
+        let Some(manifest) = self.manifest().await? else { return Ok(()) };
+        let (since, dir) = (Epoch(manifest.owner_since_epoch), log_dir.clone());
+        let aside = move || set_aside_if_superseded(&dir, manifest.pool, since);
+        if manifest.owner.node_id != id {
+            let done = tokio::task::spawn_blocking(aside).await;
+            done.map_err(|e| Error::with_source(ErrorKind::Io, "set a log aside", e))??;
+        }
+        if !has_ring(&log_dir)? {
+            return Ok(());
+        }
+        let what = format!(
+            "become a member: {} holds a log that is not known to be an earlier owner's. Keep it, and use another \
+             directory for this node",
+            log_dir.display()
+        );
+        Err(Error::new(ErrorKind::Busy, what))
+    }
+
     /// Refuses to become a member again with a log that the pool went on without.
     async fn check_not_left_behind(&self, member: &EnsembleMembers) -> Result<()> {
         let Some(manifest) = self.manifest().await? else { return Ok(()) };
@@ -270,11 +295,11 @@ impl Roles {
             tokio::task::spawn_blocking(move || wal::find_superseded(&log_dir, pool, since));
         let found =
             found.await.map_err(|e| Error::with_source(ErrorKind::Io, "read a log", e))??;
-        if found.is_none_or(|log| log.is_in_store) {
+        if found.is_none() {
             return Ok(());
         }
-        let what = "become a member: the log of this node has writes that the pool went on without. Restart spindle on \
-                    this node, which sets that log aside, and add the node again";
+        let what = "become a member: the pool went on without the log of this node. Restart spindle on this node, which \
+                    sets that log aside, and add the node again";
         Err(Error::new(ErrorKind::Busy, what))
     }
 
@@ -316,6 +341,7 @@ impl Roles {
         match self.member() {
             Some(member) => self.check_not_left_behind(&member).await?,
             None => {
+                self.set_old_log_aside(id).await?;
                 self.make_member(pool, id)?;
                 self.start_member(pool).await?;
             }

@@ -240,6 +240,33 @@ fn pool_moves_without_a_failed_request() {
     }
 }
 
+/// Each machine has a daemon for each pool, and owns one pool while it stores the log of the other.
+#[test]
+fn machine_that_dies_takes_only_its_own_pool_down() {
+    for seed in seeds(1) {
+        let (mut first, mut second) = (Nodes::start(), Nodes::start());
+        let (mut of_first, mut of_second) = (History::new(seed), History::new(seed + 1));
+        let _ = second.nodes[0].json(&["pool", "move", NAMES[1]]);
+        let (_, mut connections) = first.connect(0);
+        let (_, mut unharmed) = second.connect(1);
+        of_first.run_for(&mut connections, Duration::from_millis(300));
+        of_second.run_for(&mut unharmed, Duration::from_millis(300));
+        // The machine a.
+        first.nodes[0].kill();
+        second.nodes[0].kill();
+        // It had the log of the second pool only: no connection ends, and no write waits for it.
+        of_second.run_for(&mut unharmed, Duration::from_millis(300));
+        let (_, mut connections) = first.connect(1);
+        assert_ne!(first.owner(), 0);
+        assert_eq!(of_first.prefix(&mut connections), of_first.count(), "{}", first.logs());
+        assert_eq!(of_second.prefix(&mut unharmed), of_second.count(), "{}", second.logs());
+        first.nodes[0].restart();
+        second.nodes[0].restart();
+        first.catch_up(first.owner());
+        second.catch_up(1);
+    }
+}
+
 #[test]
 fn missing_members_are_conditions_until_they_are_back() {
     let mut nodes = Nodes::start();

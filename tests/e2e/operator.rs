@@ -394,7 +394,7 @@ fn systemd_understands_the_units_of_the_packages() {
         let ours: Vec<&str> = all.lines().filter(|line| line.contains("spindle")).collect();
         ours.join("\n")
     };
-    for name in ["spindle.service", "spindle-attach@.service"] {
+    for name in ["spindle.service", "spindle@.service", "spindle-attach@.service"] {
         let text = std::fs::read_to_string(packaging.join(name)).expect("it is there");
         assert!(text.contains("ExecStart=/usr/bin/spindle "), "{name}");
         let text = text.replace("/usr/bin/spindle", &program);

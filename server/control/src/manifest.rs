@@ -96,7 +96,8 @@ pub struct Manifest {
     /// Objects of the removed pool are being deleted, or are gone.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_purging: bool,
-    /// Newest epoch that was begun by force, without the writes that only the owner before had.
+    /// Newest epoch that was begun by force: without the writes that only the owner before had, or without the
+    /// members of its log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forced_epoch: Option<u64>,
     /// The members of the pool's log; absent for a pool that has its log on one node.
@@ -180,9 +181,11 @@ impl Ownership {
         };
         let next = next_manifest(node, pool, name, previous.as_ref());
         let was_open = previous.as_ref().is_some_and(|previous| !previous.is_released);
-        let is_forced = terms.take_over == TakeOver::Forced
-            && was_open
-            && (next.owner_since_epoch == next.epoch || node.is_copy());
+        let is_another = next.owner_since_epoch == next.epoch || node.is_copy();
+        // The log of a member that is left behind has no successor either, even if the store has all of it.
+        let had_members = previous.as_ref().is_some_and(|one| one.configuration.is_some());
+        let is_forced =
+            terms.take_over == TakeOver::Forced && (was_open && is_another || had_members);
         let forced_epoch = if is_forced { Some(next.epoch) } else { next.forced_epoch };
         let manifest = Manifest { configuration, forced_epoch, ..next };
         let bytes = seal_document(key, PURPOSE, &manifest)?;
@@ -350,7 +353,9 @@ impl Manifest {
         let known = |configuration: &Configuration| {
             configuration.members.iter().chain(&configuration.away).any(|one| one.id == member)
         };
-        let is_known = self.configuration.as_ref().is_some_and(known);
+        // The owner's own log has no batch of this epoch before it is open.
+        let is_known =
+            self.owner.node_id == member || self.configuration.as_ref().is_some_and(known);
         self.forced_epoch.filter(|_| !is_known).map(Epoch)
     }
 

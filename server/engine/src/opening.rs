@@ -24,7 +24,6 @@ use crate::open_pool::OpenPool;
 use crate::pool::{LostWrites, Pool};
 use crate::restore::{self, Restored};
 use crate::steps::Steps;
-use crate::superseded::Base;
 use crate::tier_options::tier_options;
 use crate::volume_keys::VolumeKeyRing;
 use async_recursion::async_recursion;
@@ -412,8 +411,7 @@ async fn settle(open: &mut OpenPool, is_heard: bool) -> Result<()> {
     if let Some(cause) = open.lost_writes {
         if matches!(cause, LostWrites::TakeOver | LostWrites::LostLog) {
             // Before the first entry of this owner.
-            let (epoch, lsn) = (open.ownership.epoch(), open.recovery.last_lsn);
-            open.pool.keep_base(Base { epoch, lsn }).await;
+            open.pool.keep_base(open.ownership.epoch(), open.recovery.last_lsn).await;
         }
         open.pool.note_lost_writes(cause, open.ownership.epoch()).await?;
     }

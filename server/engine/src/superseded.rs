@@ -32,20 +32,27 @@ pub struct Base {
     pub epoch: Epoch,
     /// Newest entry of the log that this owner had.
     pub lsn: Lsn,
+    /// Volumes with this id or a higher one did not exist.
+    pub next_volume: u32,
 }
 
 impl Base {
     /// Name of the snapshots.
     #[must_use]
     pub fn snapshot_name(self) -> String {
-        format!("{SNAPSHOT_PREFIX}{}-{}", self.epoch.0, self.lsn.0)
+        format!("{SNAPSHOT_PREFIX}{}-{}-{}", self.epoch.0, self.lsn.0, self.next_volume)
     }
 
     /// The state that a snapshot of this name keeps.
     #[must_use]
     pub fn of_snapshot(name: &str) -> Option<Base> {
-        let (epoch, lsn) = name.strip_prefix(SNAPSHOT_PREFIX)?.split_once('-')?;
-        Some(Base { epoch: Epoch(epoch.parse().ok()?), lsn: Lsn(lsn.parse().ok()?) })
+        let (epoch, rest) = name.strip_prefix(SNAPSHOT_PREFIX)?.split_once('-')?;
+        let (lsn, next_volume) = rest.split_once('-')?;
+        Some(Base {
+            epoch: Epoch(epoch.parse().ok()?),
+            lsn: Lsn(lsn.parse().ok()?),
+            next_volume: next_volume.parse().ok()?,
+        })
     }
 }
 
@@ -130,6 +137,26 @@ pub fn set_aside_if_superseded(log_dir: &Path, pool: Uuid, since: Epoch) -> Resu
     Ok(true)
 }
 
+/// Reports whether the directory has a ring file. Without one there is no log, whatever else is
+/// there (a lock, a lost+found). A directory that cannot be read does not count as empty.
+///
+/// # Errors
+/// `Io` if the directory cannot be listed.
+pub fn has_ring(log_dir: &Path) -> Result<bool> {
+    let failed =
+        |error| Error::with_source(ErrorKind::Io, format!("list {}", log_dir.display()), error);
+    let entries = match std::fs::read_dir(log_dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        entries => entries.map_err(failed)?,
+    };
+    for entry in entries {
+        if entry.map_err(failed)?.path().extension().is_some_and(|kind| kind == "log") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 fn free_name(log_dir: &Path, epoch: u64) -> PathBuf {
     (0..)
         .map(|count| match count {
@@ -146,10 +173,11 @@ mod tests {
 
     #[test]
     fn names_of_snapshots_tell_the_state() {
-        let base = Base { epoch: Epoch(7), lsn: Lsn(1234) };
-        assert_eq!(base.snapshot_name(), "superseded-7-1234");
-        assert_eq!(Base::of_snapshot("superseded-7-1234"), Some(base));
-        for other in ["superseded-7", "superseded-7-x", "superseded--1", "auto-7-1", "7-1"] {
+        let base = Base { epoch: Epoch(7), lsn: Lsn(1234), next_volume: 3 };
+        assert_eq!(base.snapshot_name(), "superseded-7-1234-3");
+        assert_eq!(Base::of_snapshot("superseded-7-1234-3"), Some(base));
+        for other in ["superseded-7-1", "superseded-7-1-x", "superseded--1-2", "auto-7-1-2", "7-1"]
+        {
             assert_eq!(Base::of_snapshot(other), None, "{other}");
         }
     }

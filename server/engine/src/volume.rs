@@ -593,17 +593,18 @@ impl BlockDevice for Volume {
         if self.is_snapshot() {
             return Ok(()); // it was on stable storage before it became visible
         }
-        if self.needs_store() {
-            let lsn = Lsn(self.answered_lsn.load(Ordering::Acquire));
-            self.shared.log.flush().await?;
-            return self.shared.wait_destaged_of(self.id, lsn).await;
-        }
+        let lsn = Lsn(self.answered_lsn.load(Ordering::Acquire));
         match self.durability() {
             // Every answer so far has waited for stable storage.
-            Durability::Write => self.shared.check_serving(),
+            Durability::Write => self.shared.check_serving()?,
             Durability::Auto | Durability::Flush | Durability::Store => {
-                self.shared.log.flush().await.map(drop)
+                self.shared.log.flush().await?;
             }
+        }
+        // Asked afterwards: the log may have lost its quorum meanwhile, and go on with the store instead.
+        match self.needs_store() {
+            true => self.shared.wait_destaged_of(self.id, lsn).await,
+            false => Ok(()),
         }
     }
 

@@ -628,7 +628,7 @@ fn recovered() -> RecoveredInfo {
         size_bytes: 100 << 30,
         of: "db".to_owned(),
         log: "/old/log".into(),
-        base: "superseded-7-12345".to_owned(),
+        base: "superseded-7-12345-3".to_owned(),
         entry_count: 150,
         written_bytes: 3 << 20,
         warning: Some("its 2 spill files, with 4096 bytes, were not read".to_owned()),

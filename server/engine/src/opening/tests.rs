@@ -369,6 +369,7 @@ async fn volume_is_made_from_a_log_that_the_pool_went_on_without() {
     let (here, there) = (config(place.path(), "a"), config(place.path(), "b"));
     let pool = made(&here).await;
     let written = WriteFlags { fua: false };
+    pool.pool.create_volume("idle", 1 << 20, Durability::Flush).await.unwrap();
     write_flushed(&pool, b"stored").await;
     let db = pool.pool.volume("db").unwrap();
     db.write(8192, b"trimmed"[..].into(), written).await.unwrap();
@@ -389,8 +390,9 @@ async fn volume_is_made_from_a_log_that_the_pool_went_on_without() {
     let other = pool.pool.create_volume("other", 1 << 20, Durability::Flush).await.unwrap();
     other.write(512, vec![9; 512].into(), written).await.unwrap();
     let kept = pool.pool.snapshots(None).unwrap();
-    let [kept] = &kept[..] else { panic!("{kept:?}") };
-    assert_eq!(kept.record.name, format!("superseded-2-{}", pool.recovery.last_lsn.0));
+    let [kept, of_idle] = &kept[..] else { panic!("{kept:?}") };
+    assert_eq!(kept.record.name, format!("superseded-2-{}-3", pool.recovery.last_lsn.0));
+    assert_eq!((&*of_idle.volume, &of_idle.record.name), ("idle", &kept.record.name));
     pool.close().await.unwrap();
 
     let pool = open(&here, Opening::OrNew).await.unwrap();
@@ -422,9 +424,42 @@ async fn volume_is_made_from_a_log_that_the_pool_went_on_without() {
     fails("new", "other", ErrorKind::NotFound, "has nothing of volume other").await;
     let names: Vec<_> = pool.pool.records().into_iter().map(|record| record.name).collect();
     assert!(!names.iter().any(|name| name.ends_with("-partial")), "{names:?}");
+    // Without its snapshot, the state of a volume that was there is not known. A rename hides nothing.
+    pool.pool.rename_volume("db", "db-2", std::future::ready(Ok(()))).await.unwrap();
+    pool.pool.create_from_superseded("old-2", "db", &log).await.unwrap();
+    assert_eq!(read_of(&pool, "old-2", 4096, 6).await, b"lost 2");
+    let base = kept.record.name.clone();
+    for clone in ["old", "old-2"] {
+        pool.pool.remove_volume(clone, true).await.unwrap();
+    }
+    pool.pool.remove_snapshot("db-2", &base).await.unwrap();
+    fails("new", "db", ErrorKind::NotFound, "it could not be made at that time").await;
     let elsewhere = OldLog { dir: here.dir.clone(), ..log.clone() };
     let error = pool.pool.create_from_superseded("new", "db", &elsewhere).await.unwrap_err();
     assert!(error.chain().contains("holds no log of this pool"), "{}", error.chain());
+    pool.close().await.unwrap();
+}
+
+/// A flush that began while a quorum answered ends after the pool goes on alone: the store has to have it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flush_under_way_waits_for_the_store_once_flushes_do() {
+    let place = tempfile::tempdir().unwrap();
+    let pool = made(&config(place.path(), "a")).await;
+    let volume = pool.pool.volume("db").unwrap();
+    for round in 0..20 {
+        pool.pool.set_flushes_to_store(false);
+        volume.write(0, vec![round; 512].into(), WriteFlags { fua: false }).await.unwrap();
+        let written = pool.pool.log_status().last_lsn;
+        let mut flush = Box::pin(volume.flush());
+        let is_under_way = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(flush.as_mut().poll(context).is_pending())
+        });
+        if is_under_way.await {
+            pool.pool.set_flushes_to_store(true);
+            flush.await.unwrap();
+            assert!(pool.pool.log_status().destaged_lsn >= written, "round {round}");
+        }
+    }
     pool.close().await.unwrap();
 }
 

@@ -13,6 +13,7 @@ use crate::log_members::{LogMembers, LogTaken, OwnerRole};
 use crate::marks::{LOG_LOST, LOG_MADE, make_mark};
 use crate::restore::Restored;
 use crate::steps::Steps;
+use crate::superseded::has_ring;
 use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use control::manifest::{NodeDir, Ownership};
 use std::path::Path;
@@ -188,23 +189,6 @@ fn check_log_is_there(
         );
     }
     Ok(is_lost)
-}
-
-/// Reports whether the directory has a ring file. Without one there is no log, whatever else is
-/// there (a lock, a lost+found). A directory that cannot be read does not count as empty.
-fn has_ring(log_dir: &Path) -> Result<bool> {
-    let failed =
-        |error| Error::with_source(ErrorKind::Io, format!("list {}", log_dir.display()), error);
-    let entries = match std::fs::read_dir(log_dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        entries => entries.map_err(failed)?,
-    };
-    for entry in entries {
-        if entry.map_err(failed)?.path().extension().is_some_and(|kind| kind == "log") {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// Advice for a log that is gone or lacks its end. The caller must also say what `log_dir` holds.

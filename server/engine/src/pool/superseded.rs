@@ -5,7 +5,7 @@
 //!   entry is of the new owner.
 //! - A volume has its name only once it has everything. Until then its name ends in `-partial`.
 
-use super::{Pool, VolumeTraits};
+use super::{NamedSnapshot, Pool, VolumeTraits};
 use crate::names::check_name;
 use crate::record::VolumeRecord;
 use crate::snapshot::SnapshotName;
@@ -14,7 +14,7 @@ use crate::volume::Volume;
 use async_recursion::async_recursion;
 use block::seal::PoolKey;
 use block::units::SECTOR_BYTES;
-use block::{BlockDevice, Error, ErrorKind, Result, VolumeId, WriteFlags, ZeroFlags};
+use block::{BlockDevice, Epoch, Error, ErrorKind, Lsn, Result, VolumeId, WriteFlags, ZeroFlags};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -65,8 +65,10 @@ impl Pool {
     /// Makes a snapshot of each volume in the state from which the pool goes on. Volumes that can have none are left
     /// out, and logged.
     #[async_recursion]
-    pub(crate) async fn keep_base(&self, base: Base) {
-        let name = base.snapshot_name();
+    pub(crate) async fn keep_base(&self, epoch: Epoch, lsn: Lsn) {
+        let newest = self.volumes.lock().records.last_key_value().map(|(id, _)| *id);
+        let next_volume = newest.map_or(1, |id| id.saturating_add(1));
+        let name = Base { epoch, lsn, next_volume }.snapshot_name();
         let can_have = |volume: &String| match self.check_snapshot(volume, &name) {
             Ok(()) => true,
             Err(error) => {
@@ -112,14 +114,17 @@ impl Pool {
         }
         let (dir, pool) = (log.dir.clone(), log.pool);
         let summary = blocking(move || summary_of(&dir, pool)).await?;
-        let bases = self.snapshots(None)?.into_iter().filter_map(|snapshot| {
+        let mut snapshots = self.snapshots(None)?;
+        let bases = snapshots.iter().filter_map(|snapshot| {
             Base::of_snapshot(&snapshot.record.name).filter(|base| base.epoch > summary.epoch)
         });
         let base = bases.min().ok_or_else(|| no_base(&log.dir, summary.epoch.0))?;
+        snapshots.retain(|snapshot| snapshot.record.name == base.snapshot_name());
         // Another volume of that name, or with that id, may have been made since.
-        let kept = self.snapshot(of, &base.snapshot_name()).ok().map(|one| one.record.volume);
-        let (contents, end) = contents(log, base, (of, kept)).await?;
-        let id = kept.or(contents.record.as_ref().map(|record| record.id)).map(VolumeId);
+        let named = snapshots.iter().find(|snapshot| snapshot.volume == of);
+        let named = named.map(|snapshot| snapshot.record.volume);
+        let (contents, end) = contents(log, base, (of, named)).await?;
+        let id = named.or(contents.record.as_ref().map(|record| record.id)).map(VolumeId);
         let Some(id) = id.filter(|_| contents.entry_count > 0) else {
             let what = format!(
                 "create volume {name}: the log in {} has nothing of volume {of} that the pool went on without",
@@ -127,8 +132,16 @@ impl Pool {
             );
             return Err(Error::new(ErrorKind::NotFound, what));
         };
+        let kept = snapshots.iter().find(|snapshot| snapshot.record.volume == id.0);
+        if kept.is_none() && id.0 < base.next_volume {
+            let what = format!(
+                "create volume {name}: no snapshot {of}@{} keeps the state from which the pool went on: it could not be \
+                 made at that time, or was removed",
+                base.snapshot_name()
+            );
+            return Err(Error::new(ErrorKind::NotFound, what));
+        }
         let made = async {
-            let kept = kept.map(|_| (of, base));
             let volume = self.start_partial(&partial, kept, &contents).await?;
             replay(log, base, id, &volume).await?;
             volume.flush().await?;
@@ -158,14 +171,15 @@ impl Pool {
     async fn start_partial(
         &self,
         partial: &str,
-        kept: Option<(&str, Base)>,
+        kept: Option<&NamedSnapshot>,
         contents: &Contents,
     ) -> Result<Arc<Volume>> {
         let size = contents.record.as_ref().map_or(0, |record| record.size_bytes);
         let size = size.max(contents.end_bytes);
         match (kept, &contents.record) {
-            (Some((of, base)), _) => {
-                let record = self.clone_volume(of, &base.snapshot_name(), partial, None).await?;
+            (Some(kept), _) => {
+                let snapshot = &kept.record.name;
+                let record = self.clone_volume(&kept.volume, snapshot, partial, None).await?;
                 if size > record.size_bytes {
                     self.resize_volume(partial, size, false).await?;
                 }
@@ -193,15 +207,15 @@ fn no_base(dir: &Path, epoch: u64) -> Error {
     Error::new(ErrorKind::NotFound, what)
 }
 
-/// Reads what the log has of a volume: of that with the id `kept`, or of one with this name that only the log has.
+/// Reads what the log has of a volume: of that with the id `named`, or of one with this name that only the log has.
 async fn contents(
     log: &OldLog,
     base: Base,
-    (of, kept): (&str, Option<u32>),
+    (of, named): (&str, Option<u32>),
 ) -> Result<(Contents, ArchiveEnd)> {
     let (log, of) = (log.clone(), of.to_owned());
     blocking(move || {
-        let (mut found, mut id) = (Contents::default(), kept);
+        let (mut found, mut id) = (Contents::default(), named);
         let end = read(&log, base, &mut |entry| {
             if entry.kind == EntryKind::VolumeRecord {
                 let record = VolumeRecord::decode(&entry.payload)?;
