@@ -24,9 +24,7 @@ pub(crate) type Notify = Arc<dyn Fn() + Send + Sync>;
 pub(crate) trait LogDisk: Disk {
     /// Makes writes to the file fail for lack of space from now on.
     #[cfg(test)]
-    fn fill_up(&self, _file: u32) {
-        unimplemented!("only files have a device that is full");
-    }
+    fn fill_up(&self, file: u32);
 
     /// Sets the callback of completions.
     fn set_notify(&self, notify: Notify);

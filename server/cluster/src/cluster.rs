@@ -267,7 +267,7 @@ impl Cluster {
     }
 
     /// Measures the path to another node, over a connection of its own. Waits until no other probe of this
-    /// node runs; a probe takes a second or two, and ten at most.
+    /// node runs; a probe takes less than a second, and ten seconds at most.
     ///
     /// # Errors
     /// Those of [`Cluster::connect`]; `Unavailable` if the node does not answer in time.

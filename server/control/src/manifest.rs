@@ -456,7 +456,7 @@ fn check_available(
             "pool {name} was opened from a copy of the directory {}, by {}, or this directory is \
              the copy (moved, or restored from a backup). Stop that process if it still runs, and \
              use the directory that it served, if there is one. --take-over continues from this \
-             one: it fences the other, whose clients get errors, and gives up the writes since the \
+             one: it fences the other, whose clients are disconnected, and gives up the writes since the \
              copy was made that are not in the store",
             node.path().display(),
             previous.owner
@@ -467,7 +467,7 @@ fn check_available(
     Err(Error::new(
         ErrorKind::Busy,
         format!(
-            "{why}; stop it there, or use --take-over, which fences it: its clients get errors, \
+            "{why}; stop it there, or use --take-over, which fences it: its clients are disconnected, \
              and writes it had not yet copied to the store stay behind in its write log"
         ),
     ))

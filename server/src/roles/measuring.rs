@@ -21,7 +21,7 @@ const MEASUREMENTS: u32 = 3;
 const MEASUREMENTS_TO_REACH: u32 = 10;
 /// Pause before a measurement is repeated. Chosen by hand.
 const REPEAT_PAUSE: Duration = Duration::from_secs(1);
-/// Factor between an outlier and the slowest member. Source: issue 31.
+/// Factor between an outlier and the slowest member. Chosen by hand.
 const OUTLIER_FACTOR: u64 = 3;
 /// A shorter round trip is none of an outlier, in microseconds. Chosen by hand: zones of one region are at
 /// most 100 km apart (AWS, "Regions and Availability Zones"), 1 ms of light in fibre and back, and a busy

@@ -237,6 +237,11 @@ impl Disk for TimedDisk {
 }
 
 impl LogDisk for TimedDisk {
+    #[cfg(test)]
+    fn fill_up(&self, _file: u32) {
+        self.with(|disk| disk.faults.write = 100);
+    }
+
     fn set_notify(&self, notify: Notify) {
         *self.notify.lock() = Some(notify);
         (0..self.with(|disk| disk.pending_count())).for_each(|_| self.complete_later());

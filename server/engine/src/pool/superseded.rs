@@ -141,6 +141,8 @@ impl Pool {
             );
             return Err(Error::new(ErrorKind::NotFound, what));
         }
+        let dir = log.dir.clone();
+        let warning = blocking(move || missing(&dir, end)).await?;
         let made = async {
             let volume = self.start_partial(&partial, kept, &contents).await?;
             replay(log, base, id, &volume).await?;
@@ -155,11 +157,16 @@ impl Pool {
                 base,
                 entry_count: contents.entry_count,
                 payload_bytes: contents.payload_bytes,
-                warning: missing(&log.dir, end)?,
+                warning,
             }),
             Err(error) => {
-                if self.volume(&partial).is_some() {
-                    let _ = self.remove_volume(&partial, true).await;
+                if self.volume(&partial).is_some()
+                    && let Err(error) = self.remove_volume(&partial, true).await
+                {
+                    tracing::warn!(
+                        volume = %partial, error = %error.chain(),
+                        "could not remove a volume that was made in part"
+                    );
                 }
                 Err(error.context(format!("create volume {name} from {}", log.dir.display())))
             }
