@@ -166,8 +166,11 @@ pub(crate) fn read_ring(reads: &Reads<'_>, files: &[(u32, u64)], pool: [u8; 16])
             }
         }
         let header = FileHeader::decode(&bytes).map_err(|e| {
-            let kind = if e.is_unsupported() { ErrorKind::Unsupported } else { ErrorKind::Corrupt };
-            Error::with_source(kind, format!("open log file {name}: read its header"), e)
+            let (kind, what) = match e.is_unsupported() {
+                true => (ErrorKind::Unsupported, "read its header"),
+                false => (ErrorKind::Corrupt, "it is damaged at its start; nothing was changed"),
+            };
+            Error::with_source(kind, format!("open log file {name}: {what}"), e)
         })?;
         let refuse =
             |kind, why: String| Err(Error::new(kind, format!("open log file {name}: {why}")));
