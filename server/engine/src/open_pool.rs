@@ -85,11 +85,13 @@ impl OpenPool {
         settle_lost_writes(&self.config.dir)
     }
 
-    /// Shows the logs in the directory that the pool went on without. Blocks while it reads them.
-    pub fn show_superseded_logs(&self) {
-        let pool = self.ownership.manifest().pool;
-        match superseded_logs(&self.config.dir, pool) {
-            Ok(logs) => conditions::show_superseded(&self.conditions, &logs),
+    /// Returns the work that shows the logs in the directory that the pool went on without. It blocks while it reads them,
+    /// and the pool may be closed meanwhile.
+    pub fn show_superseded_logs(&self) -> impl FnOnce() + Send + 'static {
+        let (dir, pool) = (self.config.dir.clone(), self.ownership.manifest().pool);
+        let conditions = self.conditions.clone();
+        move || match superseded_logs(&dir, pool) {
+            Ok(logs) => conditions::show_superseded(&conditions, &logs),
             Err(error) => tracing::warn!(
                 error = %error.chain(),
                 "could not look for logs that the pool went on without"

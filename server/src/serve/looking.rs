@@ -22,9 +22,8 @@ pub(crate) async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let mut lookout = Lookout::new(&open);
-    let watched = open.clone();
-    // Not waited for: a log may have many gigabytes.
-    drop(tokio::task::spawn_blocking(move || watched.show_superseded_logs()));
+    // Not waited for: a log may have many gigabytes. It does not hold the pool, which may be closed at once.
+    drop(tokio::task::spawn_blocking(open.show_superseded_logs()));
     for count in 1u32.. {
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}

@@ -397,7 +397,7 @@ async fn volume_is_made_from_a_log_that_the_pool_went_on_without() {
 
     let pool = open(&here, Opening::OrNew).await.unwrap();
     let dir = here.dir.join("log.superseded-1");
-    pool.show_superseded_logs();
+    pool.show_superseded_logs()();
     assert!(
         pool.conditions.is_raised(ConditionKind::LogSuperseded, &dir.display().to_string()),
         "{:?}",
