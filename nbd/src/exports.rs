@@ -5,6 +5,7 @@
 //!   others: the rule is checked before the export is looked up.
 
 use crate::line::Line;
+use crate::passed::Over;
 use crate::wire::ReservationRequest;
 use block::{BlockDevice, Error, ErrorKind, Limits, Result};
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The origin of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// A TCP connection.
     Tcp(SocketAddr),
@@ -21,6 +22,13 @@ pub enum Peer {
     Unix {
         /// Effective user id of the process that connected, when the kernel knows it.
         uid: Option<u32>,
+    },
+    /// A client that another node of the cluster passes on.
+    Node {
+        /// The node's name.
+        name: Arc<str>,
+        /// The kind of socket that the client used there.
+        over: Over,
     },
     /// This machine's kernel, for one of its devices.
     Kernel,
@@ -32,6 +40,7 @@ impl std::fmt::Display for Peer {
             Peer::Tcp(address) => address.fmt(f),
             Peer::Unix { uid: Some(uid) } => write!(f, "unix socket, uid {uid}"),
             Peer::Unix { uid: None } => f.write_str("unix socket"),
+            Peer::Node { name, over } => write!(f, "node {name}, {over}"),
             Peer::Kernel => f.write_str("the kernel"),
         }
     }
@@ -154,7 +163,9 @@ impl Access {
     #[must_use]
     pub fn allows(&self, client: &Client, export: &str) -> bool {
         let Some(rules) = &self.rules else { return true };
-        if matches!(client.peer, Peer::Unix { .. }) && client.names.is_empty() {
+        let is_unix =
+            matches!(client.peer, Peer::Unix { .. } | Peer::Node { over: Over::Unix, .. });
+        if is_unix && client.names.is_empty() {
             return true;
         }
         let patterns = client.names.iter().filter_map(|name| rules.get(name)).flatten();

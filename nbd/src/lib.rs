@@ -30,6 +30,7 @@ mod line;
 mod memory;
 mod negotiate;
 mod outbox;
+mod passed;
 mod places;
 pub mod request;
 mod server;
@@ -41,6 +42,7 @@ pub mod wire;
 
 pub use exports::{Access, Client, Export, Exports, Peer};
 pub use line::{CLIENT_TIMEOUT, Line};
+pub use passed::{Over, Passage};
 pub use places::RESERVED_COUNT;
 pub use server::{
     KernelConnection, Listener, Place, Server, ServerOptions, Status, check_listen_address,

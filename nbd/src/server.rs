@@ -15,6 +15,7 @@ use crate::kernel::Siblings;
 use crate::line::{CLIENT_TIMEOUT, Line, PROBE_COUNT, Watched, probe_pause};
 use crate::memory::PayloadMemory;
 use crate::negotiate::{Negotiator, NoSession, Opened};
+use crate::passed::{Over, Passed};
 use crate::places::{From, Negotiating, Negotiations, Places, Refusals, Taken};
 use crate::session::{Counters, End, Session, SessionOptions};
 use crate::stopping::{grace_left, stopped};
@@ -163,14 +164,15 @@ pub fn check_listen_address(
 /// A bound socket.
 #[derive(Debug)]
 pub struct Listener {
-    socket: Socket,
-    tls: TlsMode,
+    pub(crate) socket: Socket,
+    pub(crate) tls: TlsMode,
 }
 
 #[derive(Debug)]
-enum Socket {
+pub(crate) enum Socket {
     Tcp(TcpListener),
     Unix { listener: UnixListener, path: PathBuf, inode: u64 },
+    Passed(Passed),
 }
 
 impl std::fmt::Display for Listener {
@@ -182,6 +184,7 @@ impl std::fmt::Display for Listener {
                 Err(_) => f.write_str("an unknown address"),
             },
             Socket::Unix { path, .. } => path.display().fmt(f),
+            Socket::Passed(passed) => passed.fmt(f),
         }
     }
 }
@@ -231,7 +234,7 @@ impl Listener {
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         match &self.socket {
             Socket::Tcp(listener) => listener.local_addr().ok(),
-            Socket::Unix { .. } => None,
+            Socket::Unix { .. } | Socket::Passed(_) => None,
         }
     }
 
@@ -243,6 +246,7 @@ impl Listener {
                 address.map_or_else(|_| "a TCP socket".to_owned(), |address| address.to_string())
             }
             Socket::Unix { path, .. } => path.display().to_string(),
+            Socket::Passed(passed) => passed.to_string(),
         }
     }
 
@@ -258,6 +262,10 @@ impl Listener {
                 let (stream, _) = listener.accept().await?;
                 let uid = stream.peer_cred().ok().map(|peer| peer.uid());
                 Ok((Stream::Plain(Plain::Unix(stream)), Peer::Unix { uid }))
+            }
+            Socket::Passed(passed) => {
+                let (stream, peer) = passed.accept().await;
+                Ok((Stream::Plain(Plain::Unix(stream)), peer))
             }
         }
     }
@@ -403,7 +411,7 @@ impl<E: Exports> Server<E> {
             tokio::select! {
                 deadline = stopped(&mut stop) => break deadline,
                 accepted = listener.accept(options.client_timeout) => match accepted {
-                    Ok((stream, peer)) => match self.admit(&stream, peer, &negotiations) {
+                    Ok((stream, peer)) => match self.admit(&stream, &peer, &negotiations) {
                         Ok(admitted) => {
                             let (server, tls) = (self.clone(), listener.tls);
                             connections.spawn(async move {
@@ -535,11 +543,12 @@ impl<E: Exports> Server<E> {
     fn admit(
         &self,
         stream: &Stream,
-        peer: Peer,
+        peer: &Peer,
         negotiations: &Arc<Negotiations>,
     ) -> std::result::Result<Admitted, (String, &'static str)> {
         let shared = &*self.shared;
-        let from = if matches!(peer, Peer::Tcp(_)) { From::Tcp } else { From::Unix };
+        let is_tcp = matches!(peer, Peer::Tcp(_) | Peer::Node { over: Over::Tcp, .. });
+        let from = if is_tcp { From::Tcp } else { From::Unix };
         let place = shared.places.take(from).ok_or_else(|| {
             let count = shared.places.count();
             let why = format!("all places are taken, by {count} connections");
@@ -582,7 +591,8 @@ impl<E: Exports> Server<E> {
             has_spoken: &has_spoken,
         };
         let (names, reservation) = (Vec::new(), None);
-        let client = Client { peer, is_tls: false, names, reservation, line: line.clone() };
+        let client =
+            Client { peer: peer.clone(), is_tls: false, names, reservation, line: line.clone() };
         let handshake = Handshake::new(tls, shared.options.can_resize);
         let negotiation = negotiator.run(stream, client, handshake);
         let mut stop = shared.stop.subscribe();

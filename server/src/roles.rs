@@ -19,7 +19,7 @@ mod watching;
 
 pub(crate) use asking::Desk;
 pub(crate) use degraded::{keep_going, set_degraded};
-pub(crate) use forward::{Sockets, forward};
+pub(crate) use forward::{Passages, forward};
 pub(crate) use members::{add_member, members_of, remove_member};
 pub(crate) use moving::{Successor, begin_move};
 pub(crate) use watching::watch_members;
@@ -79,8 +79,8 @@ pub(crate) struct Roles {
     dir: Mutex<Option<NodeDir>>,
     /// Notified when the node is to take the pool over.
     asked: Notify,
-    /// The sockets of the NBD server while this node serves the pool.
-    sockets: Mutex<Option<Sockets>>,
+    /// The ways into the NBD server while this node serves the pool.
+    passages: Mutex<Option<Passages>>,
     /// The node that owned the pool at the last look, and the pool.
     owner: tokio::sync::Mutex<Option<(NodeId, Uuid)>>,
     /// Held while the members change.
@@ -110,7 +110,7 @@ impl Roles {
             member: Mutex::new(None),
             dir: Mutex::new(Some(dir)),
             asked: Notify::new(),
-            sockets: Mutex::new(None),
+            passages: Mutex::new(None),
             owner: tokio::sync::Mutex::default(),
             changes: tokio::sync::Mutex::default(),
             successor: watch::Sender::new(None),
@@ -146,9 +146,9 @@ impl Roles {
         PoolConfig { log_members: members, ..self.pool.clone() }
     }
 
-    /// Sets the sockets to which clients are passed on; `None` while this node does not serve the pool.
-    pub(crate) fn set_sockets(&self, sockets: Option<Sockets>) {
-        *self.sockets.lock() = sockets;
+    /// Sets the ways for clients of other nodes; `None` while this node does not serve the pool.
+    pub(crate) fn set_passages(&self, passages: Option<Passages>) {
+        *self.passages.lock() = passages;
     }
 
     /// Releases the directory for an owner.
@@ -556,7 +556,7 @@ impl Roles {
 
     async fn role(&self, pool: Uuid) -> Role {
         if self.dir.lock().is_none() {
-            return Role::Owner { is_serving: self.sockets.lock().is_some() };
+            return Role::Owner { is_serving: self.passages.lock().is_some() };
         }
         let member = self.member().filter(|member| member.local().pool() == pool);
         match member {

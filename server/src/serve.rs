@@ -10,7 +10,7 @@ use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
 use crate::handlers::{AdminPool, DaemonParts, MemberAdmin};
-use crate::roles::{Roles, Sockets, Successor, forward, keep_going, watch_members};
+use crate::roles::{Passages, Roles, Successor, forward, keep_going, watch_members};
 use crate::{limits, node};
 use block::{Error, ErrorKind, Job, Result};
 use config::Config;
@@ -121,7 +121,7 @@ async fn run_node(
         let is_forced = opening == Opening::TakeOver;
         let begun = config.pool().clock.now();
         let served = serve_pool(config, terms, signals, &announce).await;
-        roles.set_sockets(None);
+        roles.set_passages(None);
         roles.close_desk().await;
         roles.lock_dir().await?;
         (opens_at_once, opening) = (false, Opening::OrNew);
@@ -226,9 +226,11 @@ async fn serve_pool(
             return Err(error);
         }
     };
-    let Front { server, attachments, copies, scrub, listeners, endpoints, socket } = front;
+    let Front { server, attachments, copies, scrub, mut listeners, endpoints, socket } = front;
     if let Some(roles) = roles {
-        roles.set_sockets(Some(Sockets::of(&listeners, config.settings().nbd.unix.clone())));
+        let (passed, passages) = Passages::of(&listeners);
+        listeners.extend(passed);
+        roles.set_passages(Some(passages));
     }
     open.steps.end("sockets and devices");
     let mut serving = tokio::task::JoinSet::new();
@@ -302,7 +304,7 @@ async fn serve_pool(
             let clock = Arc::clone(&open.config.clock);
             let paused_at = clock.now();
             // From now on stand-ins do not wait for this node, and clients are not sent here.
-            roles.set_sockets(None);
+            roles.set_passages(None);
             stop.send_replace(true);
             server.stop(STOP_GRACE);
             while let Some(ended) = serving.join_next().await {
@@ -313,7 +315,7 @@ async fn serve_pool(
         _ => lost,
     };
     if let Some(roles) = roles.filter(|_| lost.is_some()) {
-        roles.set_sockets(None);
+        roles.set_passages(None);
     }
     let is_fenced = lost.as_ref().is_some_and(|lost| lost.kind() == ErrorKind::Fenced);
     if roles.is_none() || !is_fenced {

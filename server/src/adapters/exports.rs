@@ -67,8 +67,10 @@ fn outlives_this_machine(client: &Client) -> bool {
     if client.reservation.as_ref().is_some_and(|said| said.boot != boot_id().into_bytes()) {
         return true;
     }
-    match client.peer {
+    match &client.peer {
         Peer::Unix { .. } | Peer::Kernel => false,
+        // The other node's machine stays, and the client with it.
+        Peer::Node { .. } => true,
         Peer::Tcp(address) => !address.ip().to_canonical().is_loopback(),
     }
 }

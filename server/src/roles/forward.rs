@@ -2,8 +2,9 @@
 //!
 //! Invariants:
 //! - The bytes are passed as they are, so TLS and its certificates are between the client and the owner.
-//! - A connection that came over TCP reaches the owner's TCP socket, with its rules, or none; one that
-//!   came over a unix socket may reach either.
+//! - The rules of the owner's TCP socket apply to a connection that came over TCP; those of either socket to one
+//!   that came over a unix socket. The owner refuses a connection without such a socket.
+//! - The owner's server knows that another node passes a client on.
 //! - A client waits a bounded time for an owner. The number of clients is bounded.
 //! - A client's connection ends when another owner comes, also if the old one is only out of reach.
 
@@ -11,13 +12,11 @@ use super::Roles;
 use async_trait::async_trait;
 use block::{Epoch, Error, ErrorKind, Result};
 use cluster::{Connection, Handler, NodeId, PeerStream, Service};
-use nbd::{CLIENT_TIMEOUT, Listener, Plain};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use nbd::{CLIENT_TIMEOUT, Listener, Passage, Plain};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -35,33 +34,28 @@ const CONNECT_MAX: Duration = Duration::from_secs(1);
 /// Pause after the kernel could not give a connection (no file descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The sockets on which the owner of the pool serves NBD.
+/// The ways into the NBD server of the owner of the pool, by the kind of socket.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sockets {
-    /// A TCP address.
-    pub(crate) tcp: Option<SocketAddr>,
-    /// The path of a unix socket.
-    pub(crate) unix: Option<PathBuf>,
+pub(crate) struct Passages {
+    tcp: Option<Passage>,
+    unix: Option<Passage>,
 }
 
-impl Sockets {
-    /// Returns the sockets of listeners. `unix` is the path of the unix socket among them.
-    pub(crate) fn of(listeners: &[Listener], unix: Option<PathBuf>) -> Sockets {
-        let tcp = listeners.iter().find_map(Listener::tcp_address);
-        Sockets { tcp: tcp.map(reachable), unix }
+impl Passages {
+    /// Makes a passage for each kind among `listeners`. Returns their listeners, too.
+    pub(crate) fn of(listeners: &[Listener]) -> (Vec<Listener>, Passages) {
+        let is_tcp = |listener: &&Listener| listener.tcp_address().is_some();
+        let of = |listener: Option<&Listener>| listener.map(Listener::passage).unzip();
+        let (tcp_listener, tcp) = of(listeners.iter().find(is_tcp));
+        let (unix_listener, unix) = of(listeners.iter().find(|listener| !is_tcp(listener)));
+        (tcp_listener.into_iter().chain(unix_listener).collect(), Passages { tcp, unix })
     }
 
-    async fn connect(&self, kind: u8) -> Result<Plain> {
-        let failed =
-            |error| Error::with_source(ErrorKind::Unavailable, "reach the own NBD socket", error);
+    /// Connects a client that used a socket of `kind` at the node called `by`.
+    async fn open(&self, kind: u8, by: &str) -> Result<UnixStream> {
         match (kind, &self.tcp, &self.unix) {
-            (OVER_UNIX, _, Some(path)) => {
-                UnixStream::connect(path).await.map(Plain::Unix).map_err(failed)
-            }
-            (OVER_TCP | OVER_UNIX, Some(address), _) => {
-                let stream = TcpStream::connect(address).await.map_err(failed)?;
-                stream.set_nodelay(true).map_err(failed)?;
-                Ok(Plain::Tcp(stream))
+            (OVER_UNIX, _, Some(passage)) | (OVER_TCP | OVER_UNIX, Some(passage), _) => {
+                passage.open(by).await
             }
             _ => {
                 let what = "pass a client on: the owner of the pool serves no socket of its kind";
@@ -69,16 +63,6 @@ impl Sockets {
             }
         }
     }
-}
-
-/// Replaces an address that stands for all of a machine by one that can be connected to.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
-        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
-        _ => {}
-    }
-    address
 }
 
 /// A listener whose socket is removed when this is dropped.
@@ -262,7 +246,7 @@ impl Handler for Passed {
         let roles = self.0.upgrade();
         let is_here = roles.is_some_and(|roles| {
             let is_pool = roles.member().is_some_and(|member| Some(member.local().pool()) == pool);
-            is_pool && roles.sockets.lock().is_some()
+            is_pool && roles.passages.lock().is_some()
         });
         match is_here {
             true => Ok(()),
@@ -274,13 +258,13 @@ impl Handler for Passed {
     }
 
     async fn serve(&self, connection: Connection) {
-        let sockets = self.0.upgrade().and_then(|roles| roles.sockets.lock().clone());
-        let Some(sockets) = sockets else { return };
-        let node = connection.peer();
+        let passages = self.0.upgrade().and_then(|roles| roles.passages.lock().clone());
+        let Some(passages) = passages else { return };
+        let node = connection.peer_name().to_owned();
         let mut stream = connection.into_stream();
         let passing = async {
             let kind = timeout(OWNER_WAIT, stream.read_u8()).await??;
-            let mut server = sockets.connect(kind).await.map_err(std::io::Error::other)?;
+            let mut server = passages.open(kind, &node).await.map_err(std::io::Error::other)?;
             copy_bidirectional(&mut stream, &mut server).await
         };
         if let Err(error) = passing.await {
@@ -292,23 +276,20 @@ impl Handler for Passed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nbd::TlsMode;
 
     #[tokio::test]
     async fn client_of_a_tcp_socket_never_reaches_a_unix_socket() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nbd.sock");
-        let _listener = tokio::net::UnixListener::bind(&path).unwrap();
-        let sockets = Sockets { tcp: None, unix: Some(path) };
-        assert!(sockets.connect(OVER_TCP).await.is_err());
-        assert!(sockets.connect(7).await.is_err());
-        assert!(matches!(sockets.connect(OVER_UNIX).await, Ok(Plain::Unix(_))));
-    }
-
-    #[test]
-    fn address_for_all_of_the_machine_is_reached_on_itself() {
-        let address = |text: &str| reachable(text.parse().unwrap()).to_string();
-        assert_eq!(address("0.0.0.0:10809"), "127.0.0.1:10809");
-        assert_eq!(address("[::]:10809"), "[::1]:10809");
-        assert_eq!(address("10.0.0.1:1"), "10.0.0.1:1");
+        let unix = Listener::unix(&path, 0o600, TlsMode::Off).await.unwrap();
+        let tcp = Listener::tcp("127.0.0.1:0".parse().unwrap(), TlsMode::Off).await.unwrap();
+        let (_listeners, passages) = Passages::of(&[unix]);
+        assert!(passages.open(OVER_TCP, "b").await.is_err());
+        assert!(passages.open(7, "b").await.is_err());
+        assert!(passages.open(OVER_UNIX, "b").await.is_ok());
+        let (_listeners, passages) = Passages::of(&[tcp]);
+        assert!(passages.open(OVER_TCP, "b").await.is_ok());
+        assert!(passages.open(OVER_UNIX, "b").await.is_ok());
     }
 }

@@ -5,6 +5,7 @@ use block::{BlockDevice, Epoch, ZeroFlags};
 use engine::pool::LostWrites;
 use engine::record::Durability;
 use engine::testing::{MIB, NO_FUA, Roster, kill, open, open_after_boot, pattern};
+use nbd::Over;
 use nbd::wire::Intent;
 use object_store::memory::InMemory;
 use uuid::Uuid;
@@ -130,9 +131,14 @@ async fn auto_means_write_for_a_client_on_another_machine() {
     let exports = PoolExports::new(pool.clone(), Arc::new(Roster::default().reservations()));
     let local = ["127.0.0.1:5", "[::1]:5", "[::ffff:127.0.0.1]:5"].map(str::to_owned);
     let remote = ["192.0.2.7:5", "[2001:db8::7]:5"].map(str::to_owned);
-    for (addresses, is_remote) in [(&local[..], false), (&remote[..], true)] {
-        for address in addresses {
-            let peer = Peer::Tcp(address.parse().unwrap());
+    let tcp = |address: &String| Peer::Tcp(address.parse().unwrap());
+    let mut local: Vec<Peer> = local.iter().map(tcp).collect();
+    let mut remote: Vec<Peer> = remote.iter().map(tcp).collect();
+    local.push(Peer::Unix { uid: None });
+    remote.extend([Over::Tcp, Over::Unix].map(|over| Peer::Node { name: "b".into(), over }));
+    for (peers, is_remote) in [(local, false), (remote, true)] {
+        for peer in peers {
+            let address = peer.to_string();
             let client = Client {
                 peer,
                 is_tls: false,
@@ -149,15 +155,6 @@ async fn auto_means_write_for_a_client_on_another_machine() {
             assert!(!named.must_be_durable(), "{address}: chosen by name");
         }
     }
-    let peer = Peer::Unix { uid: None };
-    let client = Client {
-        peer,
-        is_tls: false,
-        names: Vec::new(),
-        reservation: None,
-        line: nbd::Line::default(),
-    };
-    assert!(!exports.open("auto", &client).await.unwrap().must_be_durable());
     drop(exports);
     pool.close().await.unwrap();
 }
