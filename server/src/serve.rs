@@ -336,7 +336,11 @@ async fn serve_pool(
         let begun = open.config.clock.now();
         open.note_failed_log().await;
         attachments.leave().await;
-        tokio::time::sleep(LOG_FAILURE_TOLD.saturating_sub(open.config.clock.since(begun))).await;
+        // Where another member takes the pool over, clients get no errors.
+        if !open.pool.is_replicated() {
+            let spent = open.config.clock.since(begun);
+            tokio::time::sleep(LOG_FAILURE_TOLD.saturating_sub(spent)).await;
+        }
     }
     stop.send_replace(true);
     server.stop(STOP_GRACE);

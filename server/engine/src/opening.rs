@@ -392,9 +392,9 @@ fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>,
     )?;
     // Before the first flush of a client.
     let manifest = taken.ownership.manifest();
-    pool.set_flushes_to_store(
-        manifest.configuration.as_ref().is_some_and(Configuration::flushes_to_store),
-    );
+    let configuration = manifest.configuration.as_ref();
+    pool.set_flushes_to_store(configuration.is_some_and(Configuration::flushes_to_store));
+    pool.set_replicated(configuration.is_some_and(|one| one.members.len() > 1));
     let clock = &config.clock;
     let newest_stamp = pool.newest_stamp(clock.unix_seconds());
     pool.set_clock(ProvenClock::open(clock.clone(), &taken.dir, newest_stamp, conditions.clone()));

@@ -276,6 +276,18 @@ impl Pool {
         self.shared.flushes_to_store.store(is_on, Ordering::Release);
     }
 
+    /// Tells whether other machines have the log, too. If the log of this one fails, clients then get no error but look
+    /// for the pool elsewhere.
+    pub fn set_replicated(&self, is_on: bool) {
+        self.shared.is_replicated.store(is_on, Ordering::Release);
+    }
+
+    /// Whether other machines have the log, too.
+    #[must_use]
+    pub fn is_replicated(&self) -> bool {
+        self.shared.is_replicated.load(Ordering::Acquire)
+    }
+
     /// The volume that is served under `name`.
     #[must_use]
     pub fn volume(&self, name: &str) -> Option<Arc<Volume>> {

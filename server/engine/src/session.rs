@@ -86,6 +86,11 @@ impl Attachment {
         self.pass()
     }
 
+    /// Returns the outcome of a request as its client gets it.
+    fn answer<T>(&self, outcome: Result<T>) -> Result<T> {
+        outcome.map_err(|error| self.volume.for_client(error))
+    }
+
     /// Reports whether writes must be on stable storage before they are acknowledged: those of a
     /// remote client, unless a durability was chosen explicitly for the volume, and always those of
     /// a device without a volatile cache.
@@ -104,7 +109,7 @@ impl BlockDevice for Attachment {
 
     async fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         let _passed = self.pass()?;
-        self.volume.read(offset, buf).await
+        self.answer(self.volume.read(offset, buf).await)
     }
 
     fn payload(&self, length: usize) -> PayloadBuffer {
@@ -114,23 +119,23 @@ impl BlockDevice for Attachment {
     async fn write(&self, offset: u64, payload: Bytes, flags: WriteFlags) -> Result<()> {
         let _passed = self.pass_change()?;
         let fua = flags.fua || self.must_be_durable();
-        self.volume.write(offset, payload, WriteFlags { fua }).await
+        self.answer(self.volume.write(offset, payload, WriteFlags { fua }).await)
     }
 
     async fn flush(&self) -> Result<()> {
         let _passed = self.pass()?;
-        self.volume.flush().await
+        self.answer(self.volume.flush().await)
     }
 
     async fn discard(&self, offset: u64, length: u64, fua: bool) -> Result<()> {
         let _passed = self.pass_change()?;
-        self.volume.discard(offset, length, fua || self.must_be_durable()).await
+        self.answer(self.volume.discard(offset, length, fua || self.must_be_durable()).await)
     }
 
     async fn write_zeroes(&self, offset: u64, length: u64, flags: ZeroFlags) -> Result<()> {
         let _passed = self.pass_change()?;
         let fua = flags.fua || self.must_be_durable();
-        self.volume.write_zeroes(offset, length, ZeroFlags { fua, ..flags }).await
+        self.answer(self.volume.write_zeroes(offset, length, ZeroFlags { fua, ..flags }).await)
     }
 
     async fn allocation(
@@ -139,7 +144,7 @@ impl BlockDevice for Attachment {
         length: u64,
         extent_count_max: usize,
     ) -> Result<Vec<AllocationExtent>> {
-        self.volume.allocation(offset, length, extent_count_max).await
+        self.answer(self.volume.allocation(offset, length, extent_count_max).await)
     }
 
     async fn prefetch(&self, offset: u64, length: u64) -> Result<()> {
@@ -158,7 +163,7 @@ impl BlockDevice for Attachment {
         let resize = asker.scope(async move {
             let resized = volume.resize(size_bytes).await;
             drop(passed_on);
-            resized
+            resized.map_err(|error| volume.for_client(error))
         });
         let resized = tokio::spawn(resize).await;
         resized.map_err(|error| Error::with_source(ErrorKind::Io, "resize a volume", error))?

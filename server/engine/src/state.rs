@@ -55,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) is_any_keyless: AtomicBool,
     /// Each flush waits for the store, whatever the durability of its volume.
     pub(crate) flushes_to_store: AtomicBool,
+    /// Other machines have the log, too, and serve the pool when this one cannot.
+    pub(crate) is_replicated: AtomicBool,
     /// Number of rounds begun and ended in which volumes that are stalled were tried again.
     pub(crate) catch_up_begun: AtomicU64,
     pub(crate) catch_up_ended: watch::Sender<u64>,
@@ -90,6 +92,7 @@ impl Shared {
             fatal: OnceLock::new(),
             is_closing: AtomicBool::new(false),
             flushes_to_store: AtomicBool::new(false),
+            is_replicated: AtomicBool::new(false),
             wanted_lsn: AtomicU64::new(0),
             wanted: Notify::new(),
             destaged,

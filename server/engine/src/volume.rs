@@ -341,6 +341,19 @@ impl Volume {
         Ok(last_lsn)
     }
 
+    /// Returns the error that the client of a failed request gets: if the log on this machine has failed, and others
+    /// have it, it looks for the pool there instead of passing an error on.
+    pub(crate) fn for_client(&self, error: Error) -> Error {
+        let is_replicated = self.shared.is_replicated.load(Ordering::Acquire);
+        match is_replicated && wal::is_log_failure(&error) {
+            true => {
+                let what = "serve the pool: the write log of this node has failed; another member of it takes the pool over";
+                Error::with_source(ErrorKind::Fenced, what, error)
+            }
+            false => error,
+        }
+    }
+
     /// Tells whether a flush waits for the store.
     fn needs_store(&self) -> bool {
         self.durability() == Durability::Store

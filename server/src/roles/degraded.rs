@@ -47,7 +47,8 @@ pub(crate) async fn keep_going(
         };
         // Also after a change that failed.
         open.pool.set_flushes_to_store(configuration.flushes_to_store());
-        if has_quorum(&owned, &configuration, &open) {
+        open.pool.set_replicated(configuration.members.len() > 1);
+        if has_quorum(&owned, &configuration, (&roles, &open)) {
             lost_since = None;
             let is_due = looked_back.is_none_or(|at| clock.since(at) >= TAKE_BACK_PAUSE);
             if configuration.away.is_empty() || !is_due {
