@@ -38,7 +38,7 @@ pub use disk_log::{member_log, open_ring, page_cache_of};
 pub use local::{LocalMember, LocalOptions, OpenLog, OwnerRole};
 pub use member::{FoundLog, Member, MemberLog};
 pub use member_service::MemberService;
-pub use owned::{MemberStatus, OwnedLog, OwnedOptions, OwnersLog, Standing};
+pub use owned::{MemberStatus, OwnedLog, OwnedOptions, OwnersLog, SILENCE_SHOWN, Standing};
 pub use peers::{Link, Peers};
 pub use take_over::{TakeOver, Taken};
 pub use traffic::LogTraffic;

@@ -69,6 +69,9 @@ impl Default for OwnedOptions {
     }
 }
 
+/// Silence of a connected member that is shown. Chosen by hand: a disk that syncs a lot takes less.
+pub const SILENCE_SHOWN: Duration = Duration::from_secs(2);
+
 /// Whether the pool may be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -100,6 +103,8 @@ pub struct MemberStatus {
     pub sent_bytes: u64,
     /// Time from a request to its answer, on average over about the last ten; `None` before the first.
     pub answer_time: Option<Duration>,
+    /// Time for which requests have waited without an answer, over all connections; zero if none waits.
+    pub silence: Duration,
 }
 
 impl MemberStatus {
@@ -107,6 +112,26 @@ impl MemberStatus {
     pub(crate) fn on_answer(&mut self, took: Duration) {
         let average = self.answer_time.map_or(took, |average| (average * 7 + took) / 8);
         self.answer_time = Some(average);
+    }
+
+    /// Returns the reason why the member does not take part; `None` if it answers.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        let is_silent = self.silence >= SILENCE_SHOWN;
+        let hangs = || {
+            let seconds = self.silence.as_secs();
+            format!(
+                "it has not answered for {seconds} s, although it is connected: look at its disk"
+            )
+        };
+        self.error.clone().or_else(|| is_silent.then(hangs))
+    }
+
+    /// Whether the member takes part: it is connected, and has left no request without an answer for `silence_max`.
+    /// A member whose disk hangs stays connected.
+    #[must_use]
+    pub fn answers_within(&self, silence_max: Duration) -> bool {
+        self.is_connected && self.silence < silence_max
     }
 }
 
@@ -118,6 +143,8 @@ pub(crate) struct State {
     pub(crate) traffic: Traffic,
     pub(crate) sync_wanted: u64,
     pub(crate) statuses: BTreeMap<MemberId, MemberStatus>,
+    /// Since when a request of a member has waited for an answer, in nanoseconds of [`Shared::now`].
+    pub(crate) waits: BTreeMap<MemberId, u64>,
 }
 
 /// What the handles and the senders share.
@@ -180,6 +207,7 @@ impl OwnedLog {
                 traffic: Traffic::default(),
                 sync_wanted: opening,
                 statuses: BTreeMap::new(),
+                waits: BTreeMap::new(),
             }),
             acknowledged: AtomicU64::new(0),
             committed: AtomicU64::new(0),
@@ -293,6 +321,7 @@ impl OwnedLog {
     /// Returns what is known of the other members.
     #[must_use]
     pub fn statuses(&self) -> BTreeMap<MemberId, MemberStatus> {
+        let now = self.shared.now();
         let state = self.shared.state.lock();
         let status = |member: &MemberId| {
             let mut status = state.statuses.get(member).cloned().unwrap_or_default();
@@ -300,6 +329,8 @@ impl OwnedLog {
                 (status.written, status.synced) = (progress.written, progress.synced);
                 status.is_full = progress.is_full;
             }
+            let since = state.waits.get(member).copied().unwrap_or(now);
+            status.silence = Duration::from_nanos(now.saturating_sub(since));
             (*member, status)
         };
         state.owner.members().filter(|member| **member != self.shared.me).map(status).collect()
@@ -325,12 +356,22 @@ impl Shared {
         u64::try_from(self.options.lease.as_nanos()).unwrap_or(u64::MAX).min(LEASE_NS_MAX)
     }
 
-    /// Takes an answer of a member.
-    pub(crate) fn on_answer(&self, member: &MemberId, answer: &Answer, took: Option<Duration>) {
+    /// Takes an answer of a member, which came at `now`, `took` after its request. `is_next_waiting` tells that the
+    /// owner waits for another one.
+    pub(crate) fn on_answer(
+        &self,
+        member: &MemberId,
+        answer: &Answer,
+        (now, took, is_next_waiting): (u64, Option<Duration>, bool),
+    ) {
         let (changes, fullness) = {
             let state = &mut *self.state.lock();
             if let Some((status, took)) = state.statuses.get_mut(member).zip(took) {
                 status.on_answer(took);
+            }
+            match is_next_waiting {
+                true => drop(state.waits.insert(*member, now)),
+                false => drop(state.waits.remove(member)),
             }
             let was_full = state.owner.progress(member).is_some_and(|progress| progress.is_full);
             state.owner.on_answer(member, answer, &state.index);

@@ -208,7 +208,7 @@ fn take(shared: &Shared, member: &MemberId, sent: &mut Sent, answer: &Answer) {
     if let Answer::Full { .. } = answer {
         sent.full_at = Some(now);
     }
-    shared.on_answer(member, answer, took);
+    shared.on_answer(member, answer, (now, took, !sent.under_way.is_empty()));
 }
 
 /// Sends a request, and takes answers while the link has no room for it. Returns false if the link has
@@ -320,6 +320,7 @@ fn request_of(
     Prepared { batches, is_sync, now, lease, trim_lsn }: Prepared,
 ) -> (Request, usize) {
     let status = state.statuses.entry(*member).or_default();
+    state.waits.entry(*member).or_insert(now);
     match &sending {
         Sending::Append { last, .. } if is_sync => sent.sync_requested = *last,
         Sending::Append { .. } => {}

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::timeout;
+use uuid::Uuid;
 
 /// Pause between two looks at the members. Chosen by hand: a fraction of the shortest detection.
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
@@ -83,15 +84,24 @@ pub(crate) async fn keep_going(
 }
 
 /// Whether a member takes part: this one does.
-fn answers(owned: &OwnedLog, open: &OpenPool) -> impl Fn(&Member) -> bool {
+pub(super) fn answers(
+    owned: &OwnedLog,
+    (roles, open): (&Roles, &OpenPool),
+) -> impl Fn(&Member) -> bool {
     let (statuses, me) = (owned.statuses(), open.node.node_id());
+    let silence_max = roles.detection;
     move |member| {
-        member.id == me || statuses.get(&member.id).is_some_and(|status| status.is_connected)
+        let status = statuses.get(&member.id);
+        member.id == me || status.is_some_and(|status| status.answers_within(silence_max))
     }
 }
 
-fn has_quorum(owned: &OwnedLog, configuration: &Configuration, open: &OpenPool) -> bool {
-    let answers = answers(owned, open);
+fn has_quorum(
+    owned: &OwnedLog,
+    configuration: &Configuration,
+    (roles, open): (&Roles, &OpenPool),
+) -> bool {
+    let answers = answers(owned, (roles, open));
     let count = configuration.members.iter().filter(|member| answers(member)).count();
     count >= configuration.quorum
 }
@@ -103,10 +113,10 @@ async fn go_on(roles: &Roles, open: &OpenPool, owned: &OwnedLog) -> Result<()> {
         return Err(Error::new(ErrorKind::Busy, what));
     };
     let configuration = configuration_of(open)?;
-    if has_quorum(owned, &configuration, open) {
+    if has_quorum(owned, &configuration, (roles, open)) {
         return Ok(()); // enough are back
     }
-    let answers = answers(owned, open);
+    let answers = answers(owned, (roles, open));
     let next = configuration.without(|member| !answers(member));
     let names: Vec<&str> = next.away.iter().map(|member| member.node_name.as_str()).collect();
     let is_to_store = next.flushes_to_store();
@@ -173,14 +183,7 @@ async fn take_back_one(
     }
     owned.bring_up(id)?;
     let changed = async {
-        tokio::select! {
-            up = bring_up(&*open.config.clock, owned, id, &away.node_name) => up?,
-            // Leaving out those that are gone does not wait for this one.
-            () = quorum_lost(owned, &configuration, open) => {
-                let what = "bring a node up: other members do not answer";
-                return Err(Error::new(ErrorKind::Unavailable, what));
-            }
-        }
+        bring_up_unless_lost(&configuration, owned, (roles, open), (id, &away.node_name)).await?;
         change(open, owned, &next).await
     };
     if let Err(error) = changed.await {
@@ -191,9 +194,39 @@ async fn take_back_one(
     Ok(true)
 }
 
-async fn quorum_lost(owned: &OwnedLog, configuration: &Configuration, open: &OpenPool) {
-    while has_quorum(owned, configuration, open) {
-        tokio::time::sleep(LOOK_PAUSE).await;
+/// Waits until a member has everything that was acknowledged, and no longer than the members of `configuration` answer:
+/// leaving out those that are gone does not wait for a new one.
+///
+/// # Errors
+/// `Unavailable` if the member does not come up, or too few of the others answer.
+pub(super) async fn bring_up_unless_lost(
+    configuration: &Configuration,
+    owned: &OwnedLog,
+    (roles, open): (&Roles, &OpenPool),
+    (id, name): (Uuid, &str),
+) -> Result<()> {
+    let is_lost = || !has_quorum(owned, configuration, (roles, open));
+    let lost = async {
+        let mut lost_since = None;
+        loop {
+            match is_lost() {
+                true => {
+                    let since = *lost_since.get_or_insert_with(|| open.config.clock.now());
+                    if open.config.clock.since(since) >= roles.detection {
+                        return;
+                    }
+                }
+                false => lost_since = None,
+            }
+            tokio::time::sleep(LOOK_PAUSE).await;
+        }
+    };
+    tokio::select! {
+        up = bring_up(&*open.config.clock, owned, id, name) => up,
+        () = lost => {
+            let what = format!("bring node {name} up: too few of the members answer; bring them back, and try again");
+            Err(Error::new(ErrorKind::Unavailable, what))
+        }
     }
 }
 

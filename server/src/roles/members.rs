@@ -5,6 +5,7 @@
 //! - A new member has everything that was acknowledged before it counts.
 //! - The network of a new member was measured before it gets anything of the log.
 
+use super::degraded::{answers, bring_up_unless_lost};
 use super::messages::{self, Answer, Question};
 use super::{Roles, measuring, record};
 use api::Reply;
@@ -14,7 +15,7 @@ use block::{Error, ErrorKind, Result};
 use cluster::{Node, NodeId};
 use control::manifest::{Configuration, Degraded, Member};
 use engine::open_pool::OpenPool;
-use ensemble::OwnedLog;
+use ensemble::{MemberStatus, OwnedLog};
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -64,13 +65,13 @@ pub(crate) async fn add_member(
     let _one_at_a_time = roles.changes.lock().await;
     let (owned, node) = (owned_by(roles).await?, node_named(roles, name)?);
     let manifest = open.ownership.manifest();
-    let next = configuration_of(open)?;
-    if next.members.iter().any(|member| member.node == node.id.0) {
+    let now = configuration_of(open)?;
+    if now.members.iter().any(|member| member.node == node.id.0) {
         let message = format!("node {name} is a member of the pool's log already");
         return Ok(Reply::Done { message });
     }
     let me = open.node.node_id();
-    let others: Vec<&Member> = next.members.iter().filter(|member| member.id != me).collect();
+    let others: Vec<&Member> = now.members.iter().filter(|member| member.id != me).collect();
     let paths = measuring::measure(roles, &others, &node).await?;
     let outlier = paths.verdict();
     if let Some(reason) = outlier.as_ref().filter(|_| !force) {
@@ -85,14 +86,14 @@ pub(crate) async fn add_member(
         let what = format!("make node {name} a member: it gave another answer than was asked for");
         return Err(Error::new(ErrorKind::Corrupt, what));
     };
-    let next = next.with(Member { id, node: node.id.0, node_name: node.name.clone() });
+    let next = now.with(Member { id, node: node.id.0, node_name: node.name.clone() });
     next.check(open.node.node_id())?;
     if let Some(members) = roles.member() {
         members.reach(&next);
     }
     owned.bring_up(id)?;
     let changed = async {
-        bring_up(&*open.config.clock, &owned, id, name).await?;
+        bring_up_unless_lost(&now, &owned, (roles, open), (id, name)).await?;
         change(open, &owned, &next).await
     };
     if let Err(error) = changed.await {
@@ -129,7 +130,7 @@ pub(crate) async fn remove_member(roles: &Roles, open: &OpenPool, name: &str) ->
         return Err(Error::new(ErrorKind::Invalid, what));
     }
     next.quorum = next.members.len() / 2 + 1;
-    check_answering(open, &owned, &next, name)?;
+    check_answering((roles, open), &owned, &next, name)?;
     change(open, &owned, &next).await?;
     let (count, quorum) = (next.members.len(), next.quorum);
     Ok(format!(
@@ -139,17 +140,14 @@ pub(crate) async fn remove_member(roles: &Roles, open: &OpenPool, name: &str) ->
 
 /// Refuses a removal after which too few members would answer: writes would wait for them.
 fn check_answering(
-    open: &OpenPool,
+    from: (&Roles, &OpenPool),
     owned: &OwnedLog,
     next: &Configuration,
     name: &str,
 ) -> Result<()> {
-    let (statuses, me) = (owned.statuses(), open.node.node_id());
-    let is_away = |member: &&Member| {
-        member.id != me && !statuses.get(&member.id).is_some_and(|status| status.is_connected)
-    };
-    let away: Vec<&str> =
-        next.members.iter().filter(is_away).map(|member| member.node_name.as_str()).collect();
+    let answers = answers(owned, from);
+    let silent = next.members.iter().filter(|member| !answers(member));
+    let away: Vec<&str> = silent.map(|member| member.node_name.as_str()).collect();
     let (count, quorum) = (next.members.len(), next.quorum);
     if count - away.len() >= quorum {
         return Ok(());
@@ -183,7 +181,7 @@ pub(super) async fn bring_up(
         }
         if clock.since(progressed_at) > STALL_MAX {
             let status = owned.statuses().remove(&id).unwrap_or_default();
-            let cause = status.error.unwrap_or_else(|| "it does not answer".to_owned());
+            let cause = status.trouble().unwrap_or_else(|| "it does not answer".to_owned());
             let what = format!("bring node {name} up: {cause}");
             return Err(Error::new(ErrorKind::Unavailable, what));
         }
@@ -227,7 +225,7 @@ pub(crate) async fn members_of(roles: &Roles, open: &OpenPool) -> Result<Members
             zone: roles.cluster().zone_of(NodeId(member.node)),
             is_owner,
             is_connected: is_owner || status.as_ref().is_some_and(|status| status.is_connected),
-            error: status.as_ref().and_then(|status| status.error.clone()),
+            error: status.as_ref().and_then(MemberStatus::trouble),
             behind: status.as_ref().map_or(0, |status| acknowledged.saturating_sub(status.written)),
             sent_bytes: status.as_ref().map_or(0, |status| status.sent_bytes),
             answer_us: status

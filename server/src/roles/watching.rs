@@ -19,6 +19,8 @@ const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// Looks after which a member that does not take part is a condition. Chosen by hand: a daemon that is
 /// started again is back sooner.
 const LOOKS: u32 = 5;
+/// Requests of a member that takes part wait no longer for an answer. Chosen by hand: a disk that syncs a lot.
+const SILENCE_MAX: Duration = ensemble::SILENCE_SHOWN;
 /// Looks after which a slow member is a condition. Chosen by hand.
 const SLOW_LOOKS: u32 = 10;
 /// Answers that come sooner are not slow. Chosen by hand: a disk that syncs, in the next city.
@@ -111,7 +113,7 @@ impl SlowMembers {
 }
 
 fn takes_part(status: &MemberStatus) -> bool {
-    status.is_connected && !status.is_full
+    status.answers_within(SILENCE_MAX) && !status.is_full
 }
 
 /// Shows the conditions of members. Returns the names of the nodes that have one.
@@ -130,8 +132,10 @@ fn show(
         let status = statuses.get(&member.id);
         let cause = match status {
             Some(status) if status.is_full => "its log is full".to_owned(),
-            Some(MemberStatus { error: Some(error), .. }) => error.clone(),
-            _ => "it does not answer".to_owned(),
+            status => {
+                let trouble = status.and_then(MemberStatus::trouble);
+                trouble.unwrap_or_else(|| "it does not answer".to_owned())
+            }
         };
         let name = &member.node_name;
         let report = Report::new(
