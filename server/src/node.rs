@@ -35,7 +35,7 @@ pub(crate) fn environment(config: &Config) -> Environment {
     Environment { key_file, ..bare_environment() }
 }
 
-fn bare_environment() -> Environment {
+pub(crate) fn bare_environment() -> Environment {
     Environment { clock: Arc::new(SystemClock), random: Arc::new(SystemRandom), key_file: None }
 }
 

@@ -307,7 +307,7 @@ impl Roles {
     async fn start_member(&self, pool: Uuid) -> Result<()> {
         let log_dir = self.pool.dir.join("log");
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let options = EnsembleMembers::local_options(&log_dir, pool, self.pool.log, clock);
+        let options = EnsembleMembers::local_options(&log_dir, pool, self.pool.log, clock.clone());
         if LocalMember::find(&options)?.is_none() {
             return Ok(());
         }
@@ -317,9 +317,18 @@ impl Roles {
         self.service.insert(pool, local.clone());
         let peers = Arc::new(ClusterPeers::new(self.cluster.clone(), pool, Default::default()));
         let members =
-            EnsembleMembers::new(local, peers, OwnedOptions::for_detection(self.detection));
+            EnsembleMembers::new(local, peers, OwnedOptions::for_detection(self.detection), clock);
         *self.member.lock() = Some(Arc::new(members));
         Ok(())
+    }
+
+    /// Ends the member on this node, if there is one.
+    async fn stop_member(&self) -> Result<()> {
+        let Some(member) = self.member.lock().take() else { return Ok(()) };
+        let local = member.local().clone();
+        self.service.remove(local.pool());
+        drop(member);
+        local.close().await
     }
 
     /// Makes this node a member of the log of a pool, unless it is one.
@@ -393,15 +402,63 @@ impl Roles {
         let Some(member) = self.member() else {
             if me.is_some_and(|me| configuration.member(me).is_some()) {
                 tracing::error!(
-                    "this node is a member of the pool's log, and its directory has no log: it does not take part. \
-                     Remove the node from the pool and add it again"
+                    advice = missing_log_advice(configuration),
+                    "this node is a member of the pool's log, and its directory has no log: it does not take part"
                 );
             }
             return Ok(false);
         };
         let is_only =
             configuration.members.len() == 1 && configuration.member(member.id()).is_some();
-        Ok(was_ours || is_only)
+        if is_only || !was_ours {
+            return Ok(is_only);
+        }
+        // With too few it would wait for them, and answer neither clients nor commands.
+        let roles = self.ask_roles(&manifest, configuration, member.id()).await;
+        Ok(1 + roles.len() >= configuration.quorum)
+    }
+
+    /// Whether too few members of the pool's log answer. False if that is not known.
+    pub(crate) async fn lacks_quorum(&self) -> bool {
+        let (Some(member), Ok(Some(manifest))) = (self.member(), self.manifest().await) else {
+            return false;
+        };
+        let Some(configuration) = &manifest.configuration else { return false };
+        let roles = self.ask_roles(&manifest, configuration, member.id()).await;
+        1 + roles.len() < configuration.quorum
+    }
+
+    /// Asks the other members for their roles. Returns those of the members that answer soon.
+    async fn ask_roles(
+        &self,
+        manifest: &Manifest,
+        configuration: &Configuration,
+        me: Uuid,
+    ) -> Vec<Role> {
+        let role_max = self.role_max();
+        let mut asking = JoinSet::new();
+        for other in configuration.members.iter().filter(|other| other.id != me) {
+            let (cluster, node) = (self.cluster.clone(), NodeId(other.node));
+            let question = Question::Role { pool: manifest.pool };
+            asking.spawn(async move {
+                // An owner that hangs is no owner.
+                tokio::time::timeout(role_max, messages::ask(&cluster, node, &question)).await
+            });
+        }
+        let mut roles = Vec::new();
+        while let Some(asked) = asking.join_next().await {
+            match asked {
+                Ok(Ok(Ok(Answer::Role(Role::None {})))) => {}
+                Ok(Ok(Ok(Answer::Role(role)))) => roles.push(role),
+                _ => {}
+            }
+        }
+        roles
+    }
+
+    /// Longest wait for an answer about a role.
+    fn role_max(&self) -> Duration {
+        (self.detection / 4).max(ROLE_MIN)
     }
 
     /// Whether another node owns the pool, and this one is a member of its log. False if that is not known.
@@ -416,6 +473,8 @@ impl Roles {
 
     /// Makes the log of a pool without members one with this node as its only member.
     async fn found_log(&self) -> Result<()> {
+        // A start that ended before the link left one, and so did a time as a member of others.
+        self.stop_member().await?;
         self.leave_dir();
         let open = opening::open(&self.pool, Opening::OrNew).await?;
         let founded = self.found_log_of(&open).await;
@@ -487,36 +546,24 @@ impl Roles {
             return Ok(None);
         };
         // The stand-in before this one has asked the others by then, and says that it takes the pool over.
-        let role_max = (self.detection / 4).max(ROLE_MIN);
+        let role_max = self.role_max();
         let step = (self.detection / 2).max(2 * role_max);
         if silence < self.detection + step * rank {
             return Ok(None);
         }
-        let mut asking = JoinSet::new();
-        for other in configuration.members.iter().filter(|other| other.id != member.id()) {
-            let (cluster, node) = (self.cluster.clone(), NodeId(other.node));
-            let question = Question::Role { pool: manifest.pool };
-            asking.spawn(async move {
-                // An owner that hangs is no owner.
-                tokio::time::timeout(role_max, messages::ask(&cluster, node, &question)).await
-            });
+        let roles = self.ask_roles(&manifest, configuration, member.id()).await;
+        let hears_owner = roles.iter().any(|role| match role {
+            Role::Owner { is_serving } => {
+                *is_serving || silence < self.detection * CANDIDATE_SILENCES
+            }
+            Role::Member { silence_ms } => Duration::from_millis(*silence_ms) < self.detection,
+            Role::None {} => false,
+        });
+        if hears_owner {
+            return Ok(None);
         }
         // With this one.
-        let mut answering = 1;
-        while let Some(asked) = asking.join_next().await {
-            let Ok(Ok(Ok(Answer::Role(role)))) = asked else { continue };
-            let hears_owner = match role {
-                Role::Owner { is_serving } => {
-                    is_serving || silence < self.detection * CANDIDATE_SILENCES
-                }
-                Role::Member { silence_ms } => Duration::from_millis(silence_ms) < self.detection,
-                Role::None {} => continue,
-            };
-            if hears_owner {
-                return Ok(None);
-            }
-            answering += 1;
-        }
+        let answering = 1 + roles.len();
         if answering < configuration.quorum && self.may_go_alone(member, configuration).await {
             tracing::warn!(
                 owner = %manifest.owner.host,
@@ -567,6 +614,20 @@ impl Roles {
                 None => Role::None {},
             },
             None => Role::None {},
+        }
+    }
+}
+
+/// Says what to do about a member whose log is gone.
+fn missing_log_advice(configuration: &Configuration) -> &'static str {
+    match configuration.members.len() {
+        1 => {
+            "no other node has the newest writes: bring the log of this directory back. If it is gone, `spindle serve \
+             --take-over` serves what the store has"
+        }
+        _ => {
+            "the others go on without it. Bring the log of this directory back, or remove the node from the pool, on its \
+             owner, and add it again"
         }
     }
 }
@@ -639,6 +700,41 @@ impl Handler for Answers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::bare_environment;
+    use crate::serve::tests::config;
+    use cluster::NewNode;
+
+    async fn prepared_in(place: &std::path::Path) -> (Arc<Roles>, Result<bool>) {
+        let config = config(place, "a");
+        let cluster = crate::node::open_in(config.dir()).unwrap().unwrap();
+        let roles = Roles::start(&config, cluster).await.unwrap();
+        let prepared = roles.prepare().await;
+        (roles, prepared)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn start_that_ended_before_its_link_is_continued() {
+        let place = tempfile::tempdir().unwrap();
+        let plain = config(place.path(), "a");
+        let open = opening::open(&plain.pool(), Opening::OrNew).await.unwrap();
+        let (pool, id) = (open.ownership.manifest().pool, open.node.node_id());
+        open.close().await.unwrap();
+        let addresses = ["127.0.0.1:7400".to_owned()];
+        let new = NewNode::new("a", &addresses);
+        let cluster = Cluster::init(plain.dir(), new, bare_environment()).unwrap();
+        let roles = Roles::start(&plain, cluster).await.unwrap();
+        roles.make_member(pool, id).unwrap();
+        drop(roles);
+        // The first one finds a member that no configuration names, and the second one its own.
+        for _ in 0..2 {
+            let (roles, prepared) = prepared_in(place.path()).await;
+            assert!(prepared.map_err(|error| error.chain()).unwrap());
+            let manifest = roles.manifest().await.unwrap().unwrap();
+            assert_eq!(manifest.configuration.unwrap().members.len(), 1);
+            assert_eq!(roles.member().unwrap().id(), id);
+            roles.stop_member().await.unwrap();
+        }
+    }
 
     #[test]
     fn stand_ins_follow_the_owner_in_turn() {

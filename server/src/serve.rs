@@ -142,9 +142,13 @@ async fn run_node(
                 continue;
             }
             Err(error) if wal::is_log_failure(&error) => return Err(error),
-            // Another node may have taken the pool over while this one opened it.
-            Err(error) if !was_ready.get() && (is_forced || !roles.is_owned_elsewhere().await) => {
-                return Err(error);
+            // Another node may have taken the pool over while this one opened it, or members have gone.
+            Err(error) if !was_ready.get() && is_forced => return Err(error),
+            Err(error) if !was_ready.get() && !roles.is_owned_elsewhere().await => {
+                if !roles.lacks_quorum().await {
+                    return Err(error);
+                }
+                error
             }
             Err(error) => error,
         };

@@ -89,7 +89,7 @@ impl Nodes {
 
     /// Connects through any node that runs, in turn from `first`: each passes clients on to the owner.
     /// Returns the number of the node.
-    fn connect(&self, first: usize) -> (usize, Vec<Connection>) {
+    pub fn connect(&self, first: usize) -> (usize, Vec<Connection>) {
         let begun = Instant::now();
         loop {
             for number in (0..NAMES.len()).map(|number| (first + number) % NAMES.len()) {

@@ -58,7 +58,7 @@ const STORE_IS_GONE: [&str; 5] = [
 ];
 
 /// A file system in a file.
-struct Disk {
+pub struct Disk {
     kind: &'static str,
     device: Loop,
     at: PathBuf,
@@ -66,7 +66,7 @@ struct Disk {
 }
 
 impl Disk {
-    fn new(place: &Place, kind: &'static str) -> Disk {
+    pub fn new(place: &Place, kind: &'static str) -> Disk {
         let (image, at) = (place.join(&format!("{kind}.image")), place.join(kind));
         File::create(&image).and_then(|file| file.set_len(DISK_BYTES)).expect("make a file");
         std::fs::create_dir_all(&at).expect("make a directory");
@@ -92,7 +92,13 @@ impl Disk {
         self.mount();
     }
 
-    fn shut_down(&self) {
+    /// Returns the directory of its root.
+    pub fn at(&self) -> &Path {
+        &self.at
+    }
+
+    /// Lets every further access fail.
+    pub fn shut_down(&self) {
         let root = File::open(&self.at).expect("it is mounted");
         // SAFETY: the kernel reads one number, which the call owns.
         unsafe { ioctl(root, Setter::<SHUTDOWN, u32>::new(NOLOGFLUSH)) }.expect("it shuts down");

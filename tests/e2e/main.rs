@@ -30,6 +30,7 @@ mod filesystem;
 mod guest;
 mod ill_store;
 mod late;
+mod members_failing;
 mod mounted;
 mod neighbour;
 mod nodes;

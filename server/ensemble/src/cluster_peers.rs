@@ -101,6 +101,12 @@ impl Peers for ClusterPeers {
         Ok(Link { requests, answers })
     }
 
+    fn name_of(&self, member: MemberId) -> String {
+        let node = self.nodes.borrow().get(&member).copied();
+        let known = self.cluster.nodes().into_iter().find(|known| Some(known.id) == node);
+        known.map_or_else(|| member.to_string(), |known| known.name)
+    }
+
     fn is_in_own_zone(&self, member: MemberId) -> bool {
         let node = self.nodes.borrow().get(&member).copied();
         node.is_none_or(|node| {

@@ -231,6 +231,23 @@ impl LocalMember {
         Arc::clone(&self.inner).leave(None).await
     }
 
+    /// Ends the member, and returns when its log is closed. It starts again while another handle to it is left.
+    ///
+    /// # Errors
+    /// `Busy` if this node owns the pool; the failure with which the member has ended.
+    pub async fn close(self) -> Result<()> {
+        let mut role = Arc::clone(&self.inner.role).write_owned().await;
+        let ended = Role::Closed(crate::member::ended());
+        match std::mem::replace(&mut *role, ended) {
+            Role::Member(member) => member.close().await.map(drop),
+            Role::Closed(_) => Ok(()),
+            owner @ Role::Owner { .. } => {
+                *role = owner;
+                Err(Error::new(ErrorKind::Busy, "end the member: this node owns the pool"))
+            }
+        }
+    }
+
     /// Returns the owner's side, if this node is the owner.
     pub async fn owned(&self) -> Option<OwnedLog> {
         match &*self.inner.role.read().await {

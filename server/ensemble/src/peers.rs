@@ -28,6 +28,11 @@ pub trait Peers: Send + Sync + 'static {
     /// the pool.
     async fn connect(&self, member: MemberId) -> Result<Link>;
 
+    /// Returns the name of the member's node, for messages.
+    fn name_of(&self, member: MemberId) -> String {
+        member.to_string()
+    }
+
     /// Whether the member is in the zone of this node. Asked once for each link.
     fn is_in_own_zone(&self, _member: MemberId) -> bool {
         true

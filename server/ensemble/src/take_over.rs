@@ -2,7 +2,7 @@
 //! (docs/protocol.md, "Take-over").
 //!
 //! Invariants:
-//! - Each step is repeated until it succeeds, a later epoch appears, or the caller drops the future.
+//! - Each step is repeated until it succeeds, a later epoch appears, or too few members answer for too long.
 //! - Nothing is read from a member that has not promised.
 
 use crate::local::{LocalMember, OwnerRole};
@@ -13,6 +13,7 @@ use crate::tasks::{self, TaskSet};
 use block::{Epoch, Error, ErrorKind, Lsn, Position, Result};
 use bytes::Bytes;
 use replication::{Answer, Candidate, Configuration, Decision, MemberId, Request};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -27,6 +28,10 @@ const OWN_ERRORS_MAX: u32 = 500;
 const CONNECT_RETRY: Duration = Duration::from_millis(50);
 /// Answers of members that wait for the candidate. Chosen by hand.
 const ANSWERS_MAX: usize = 16;
+
+/// Longest wait for members whose answers decide. Chosen by hand: the node then looks again who is there, and
+/// whether the pool may go on without them.
+const UNDECIDED_MAX: Duration = Duration::from_secs(10);
 
 /// What a take-over needs besides the member of its node.
 pub struct TakeOver {
@@ -60,11 +65,10 @@ struct Heard {
 }
 
 impl TakeOver {
-    /// Fences earlier owners, chooses the log to continue, and brings it to this node. Waits as long as
-    /// too few members answer.
+    /// Fences earlier owners, chooses the log to continue, and brings it to this node.
     ///
     /// # Errors
-    /// `Fenced` if another node has won a later epoch; `Full` if the ring on this node has no room for the log;
+    /// `Fenced` if another node has won a later epoch; `Unavailable` if too few members answer for ten seconds; `Full` if the ring on this node has no room for the log;
     /// `Corrupt` if so many logs are damaged that flushed
     /// writes may be gone; the failure of the member on this node.
     pub async fn run(self, local: &LocalMember) -> Result<Taken> {
@@ -78,29 +82,41 @@ impl TakeOver {
             asking.spawn(ask_for_promise(peers, *member, *epoch, heard));
         }
         let mut is_asked_once = false;
+        let mut patience = pin!(tasks::sleep(UNDECIDED_MAX));
         let (tail, loss) = loop {
             // What a damaged member says takes the own promise back, too.
             let is_own_next = candidate.lacks_own_promise() && !is_asked_once;
             let Heard { from, answer } = match is_own_next {
                 true => Heard { from: local.id(), answer: own_promise(local, *epoch).await? },
                 // The channel stays open: this function has a sender of it.
-                false => match heard.recv().await {
-                    Some(heard) => heard,
-                    None => continue,
+                false => tokio::select! {
+                    biased;
+                    () = &mut patience => return Err(self.undecided(&candidate)),
+                    heard = heard.recv() => match heard {
+                        Some(heard) => heard,
+                        None => continue,
+                    },
                 },
             };
             is_asked_once |= is_own_next && seeded_bugs().own_promise_asked_once;
             candidate.on_answer(from, &answer);
             check_superseded(&candidate)?;
-            if let Some((tail, from, loss)) = self.choose(&candidate)?
-                && self.fetch(local, &mut candidate, (tail, from)).await?
-            {
+            let Some((tail, from, loss)) = self.choose(&candidate)? else { continue };
+            let before = local.state().await?.1.tail();
+            if self.fetch(local, &mut candidate, (tail, from)).await? {
                 break (tail, loss);
+            }
+            if local.state().await?.1.tail() != before {
+                patience.set(tasks::sleep(UNDECIDED_MAX));
             }
         };
         let (_, index) = local.state().await?;
         let predecessor = match index.tail() == index.before() && tail != Position::START {
-            true => Some(self.predecessor(tail, local.id()).await?),
+            true => {
+                let found = self.predecessor(tail, local.id());
+                let found = tasks::timeout(UNDECIDED_MAX, found).await;
+                Some(found.unwrap_or_else(|_| Err(self.undecided(&candidate)))?)
+            }
             false => None,
         };
         drop((asking, heard));
@@ -203,6 +219,23 @@ impl TakeOver {
             }
             tasks::sleep(CONNECT_RETRY).await;
         }
+    }
+
+    fn undecided(&self, candidate: &Candidate) -> Error {
+        let members = self.configuration.members.iter();
+        let silent = members.filter(|member| !candidate.has_promise(member));
+        let names: Vec<String> = silent.map(|member| self.peers.name_of(*member)).collect();
+        let count = self.configuration.members.len();
+        let what = match names.is_empty() {
+            true => "take the pool over: no member of its log brings the end of it to this node"
+                .to_owned(),
+            false => format!(
+                "take the pool over: of the {count} members of its log, {} did not answer for {UNDECIDED_MAX:?}, and \
+                 acknowledged writes may be there alone",
+                names.join(" and ")
+            ),
+        };
+        Error::new(ErrorKind::Unavailable, what)
     }
 
     fn full(&self, from: MemberId) -> Error {

@@ -5,16 +5,18 @@
 
 use async_trait::async_trait;
 use block::env::Clock;
-use block::{Epoch, Lsn, Result};
+use block::{Epoch, Error, ErrorKind, Lsn, Result};
 use cluster::NodeId;
 use control::manifest::Configuration;
 use engine::log_members::{LogMembers, LogTaken, OwnerRole};
 use ensemble::{
-    ClusterPeers, LocalMember, LocalOptions, OwnedLog, OwnedOptions, Peers, TakeOver, open_ring,
-    page_cache_of,
+    ClusterPeers, LocalMember, LocalOptions, MemberStatus, OwnedLog, OwnedOptions, Peers, TakeOver,
+    open_ring, page_cache_of,
 };
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use uuid::Uuid;
 use wal::{Log, LogOptions};
 
@@ -23,6 +25,7 @@ pub struct EnsembleMembers {
     local: LocalMember,
     peers: Arc<dyn PoolPeers>,
     options: OwnedOptions,
+    clock: Arc<dyn Clock>,
 }
 
 /// The way to the members of a pool's log on other nodes.
@@ -38,8 +41,15 @@ impl PoolPeers for ClusterPeers {
     }
 }
 
+/// Time without progress after which an opening is given up. Chosen by hand: a member may have to write a whole ring
+/// first.
+const STALL_MAX: Duration = Duration::from_secs(30);
+/// Pause between two looks at the progress. Chosen by hand.
+const LOOK_PAUSE: Duration = Duration::from_millis(200);
+
 /// The role of the owner, with its side of the log.
 struct EnsembleRole {
+    clock: Arc<dyn Clock>,
     local: LocalMember,
     owned: OwnedLog,
     _role: ensemble::OwnerRole,
@@ -60,8 +70,13 @@ impl std::fmt::Debug for EnsembleMembers {
 impl EnsembleMembers {
     /// Joins the member on this node with the way to the others.
     #[must_use]
-    pub fn new(local: LocalMember, peers: Arc<dyn PoolPeers>, options: OwnedOptions) -> Self {
-        EnsembleMembers { local, peers, options }
+    pub fn new(
+        local: LocalMember,
+        peers: Arc<dyn PoolPeers>,
+        options: OwnedOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        EnsembleMembers { local, peers, options, clock }
     }
 
     /// The member on this node.
@@ -124,7 +139,8 @@ impl LogMembers for EnsembleMembers {
             options: self.options,
         };
         let ensemble::Taken { owned, quorum, role } = taking.run(&self.local).await?;
-        let role = EnsembleRole { local: self.local.clone(), owned, _role: role };
+        let clock = Arc::clone(&self.clock);
+        let role = EnsembleRole { clock, local: self.local.clone(), owned, _role: role };
         Ok(LogTaken { quorum, role: Box::new(role) })
     }
 }
@@ -135,8 +151,31 @@ impl OwnerRole for EnsembleRole {
         self.owned.attach(Box::new(log.downgrade()));
         // They end with the owner's side.
         self.owned.start();
-        self.local.opened().await
+        tokio::select! {
+            opened = self.local.opened() => opened,
+            error = stalled(&self.owned, &*self.clock) => Err(error),
+        }
     }
+}
+
+/// Resolves when no other member has taken anything of the log for a while.
+async fn stalled(owned: &OwnedLog, clock: &dyn Clock) -> Error {
+    let written = || owned.statuses().values().map(|status| status.written).sum::<u64>();
+    let (mut most, mut progressed_at) = (written(), clock.now());
+    while clock.since(progressed_at) < STALL_MAX {
+        tokio::time::sleep(LOOK_PAUSE).await;
+        let now = written();
+        if now > most {
+            (most, progressed_at) = (now, clock.now());
+        }
+    }
+    let troubles: BTreeSet<String> =
+        owned.statuses().values().filter_map(MemberStatus::trouble).collect();
+    let troubles = Vec::from_iter(troubles).join("; ");
+    let what = format!(
+        "open the write log: too few members have taken anything of it for {STALL_MAX:?}: {troubles}"
+    );
+    Error::new(ErrorKind::Unavailable, what)
 }
 
 #[cfg(test)]

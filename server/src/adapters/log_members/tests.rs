@@ -76,7 +76,8 @@ impl Nodes {
                 ..OwnedOptions::default()
             };
             let peers = Arc::clone(&direct) as Arc<dyn PoolPeers>;
-            members.insert(name, Arc::new(EnsembleMembers::new(local, peers, times)));
+            let member = EnsembleMembers::new(local, peers, times, Arc::new(SystemClock));
+            members.insert(name, Arc::new(member));
         }
         Nodes { place, names, members }
     }
