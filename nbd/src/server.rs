@@ -161,7 +161,7 @@ pub fn check_listen_address(
     Err(Error::new(ErrorKind::Denied, context))
 }
 
-/// A bound socket.
+/// A bound socket, or the end of a [`crate::Passage`].
 #[derive(Debug)]
 pub struct Listener {
     pub(crate) socket: Socket,

@@ -618,16 +618,16 @@ impl Roles {
     }
 }
 
-/// Says what to do about a member whose log is gone.
+/// Says what to do about a member whose log is gone. A copy from earlier would have forgotten what it acknowledged.
 fn missing_log_advice(configuration: &Configuration) -> &'static str {
     match configuration.members.len() {
         1 => {
-            "no other node has the newest writes: bring the log of this directory back. If it is gone, `spindle serve \
-             --take-over` serves what the store has"
+            "if the disk of the log is not mounted, mount it and start spindle again. No other node has the newest writes: if \
+             the log is gone, `spindle serve --take-over` serves what the store has"
         }
         _ => {
-            "the others go on without it. Bring the log of this directory back, or remove the node from the pool, on its \
-             owner, and add it again"
+            "if the disk of the log is not mounted, mount it and start spindle again. If the log is gone, remove the node \
+             from the pool, on its owner, and add it again; put no copy from earlier in its place"
         }
     }
 }

@@ -40,7 +40,6 @@ fn clients_of_an_owner_whose_log_disk_fails_get_no_error() {
         std::fs::remove_dir_all(&log).expect("it was copied");
         std::os::unix::fs::symlink(&inside, &log).expect("make a link");
         nodes.nodes[0].restart();
-        let _ = nodes.nodes[nodes.owner()].json(&["pool", "members", "list"]);
         if nodes.owner() != 0 {
             nodes.catch_up(nodes.owner());
             let _ = nodes.nodes[0].json(&["pool", "move", NAMES[0]]);

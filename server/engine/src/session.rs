@@ -148,7 +148,7 @@ impl BlockDevice for Attachment {
     }
 
     async fn prefetch(&self, offset: u64, length: u64) -> Result<()> {
-        self.volume.prefetch(offset, length).await
+        self.answer(self.volume.prefetch(offset, length).await)
     }
 
     async fn resize(&self, size_bytes: u64) -> Result<()> {

@@ -68,7 +68,8 @@ impl TakeOver {
     /// Fences earlier owners, chooses the log to continue, and brings it to this node.
     ///
     /// # Errors
-    /// `Fenced` if another node has won a later epoch; `Unavailable` if too few members answer for ten seconds; `Full` if the ring on this node has no room for the log;
+    /// `Fenced` if another node has won a later epoch; `Unavailable` if too few members answer for ten
+    /// seconds; `Full` if the ring on this node has no room for the log;
     /// `Corrupt` if so many logs are damaged that flushed
     /// writes may be gone; the failure of the member on this node.
     pub async fn run(self, local: &LocalMember) -> Result<Taken> {

@@ -7,7 +7,7 @@ use block::conditions::Report;
 use block::{ConditionKind, Conditions};
 use control::manifest::{Configuration, Degraded, Member};
 use engine::open_pool::OpenPool;
-use ensemble::MemberStatus;
+use ensemble::{MemberStatus, SILENCE_SHOWN};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,6 @@ const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// Looks after which a member that does not take part is a condition. Chosen by hand: a daemon that is
 /// started again is back sooner.
 const LOOKS: u32 = 5;
-/// Requests of a member that takes part wait no longer for an answer. Chosen by hand: a disk that syncs a lot.
-const SILENCE_MAX: Duration = ensemble::SILENCE_SHOWN;
 /// Looks after which a slow member is a condition. Chosen by hand.
 const SLOW_LOOKS: u32 = 10;
 /// Answers that come sooner are not slow. Chosen by hand: a disk that syncs, in the next city.
@@ -113,7 +111,7 @@ impl SlowMembers {
 }
 
 fn takes_part(status: &MemberStatus) -> bool {
-    status.answers_within(SILENCE_MAX) && !status.is_full
+    status.answers_within(SILENCE_SHOWN) && !status.is_full
 }
 
 /// Shows the conditions of members. Returns the names of the nodes that have one.
