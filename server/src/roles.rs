@@ -623,7 +623,7 @@ fn missing_log_advice(configuration: &Configuration) -> &'static str {
     match configuration.members.len() {
         1 => {
             "if the disk of the log is not mounted, mount it and start spindle again. No other node has the newest writes: if \
-             the log is gone, `spindle serve --take-over` serves what the store has"
+             the log is gone, `spindle serve --take-over` says how to go on with what the store has"
         }
         _ => {
             "if the disk of the log is not mounted, mount it and start spindle again. If the log is gone, remove the node \
