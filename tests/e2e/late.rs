@@ -126,6 +126,7 @@ fn kill_resize(daemon: &Daemon) {
 /// Runs both clients; returns late effects. `is_right`: the daemon takes requests back.
 fn go_and_come(daemon: &Daemon, proxy: &Proxy, is_right: bool) -> Vec<&'static str> {
     let mut found = Vec::new();
+    let start = last_lsn(daemon);
     let mut gone: Vec<Connection> = [false, true].map(|is_tcp| connect(daemon, is_tcp)).into();
     for (index, left) in LEFT.into_iter().enumerate() {
         let before = last_lsn(daemon);
@@ -141,6 +142,8 @@ fn go_and_come(daemon: &Daemon, proxy: &Proxy, is_right: bool) -> Vec<&'static s
     let mut next = connect(daemon, true);
     let seen = LEFT.map(|(start, ..)| next.read(start, LENGTH));
     if is_right {
+        // The daemon may notice a little later that the clients are gone.
+        wait_for("their requests are taken back", || last_lsn(daemon) == start);
         kill_resize(daemon);
     }
     let before = last_lsn(daemon);
