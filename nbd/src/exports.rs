@@ -5,13 +5,30 @@
 //!   others: the rule is checked before the export is looked up.
 
 use crate::line::Line;
-use crate::passed::Over;
 use crate::wire::ReservationRequest;
 use block::{BlockDevice, Error, ErrorKind, Limits, Result};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+
+/// The kind of socket that a client used at the other node. The rules of that kind apply to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Over {
+    /// TCP.
+    Tcp,
+    /// A unix socket.
+    Unix,
+}
+
+impl std::fmt::Display for Over {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Over::Tcp => "TCP",
+            Over::Unix => "unix socket",
+        })
+    }
+}
 
 /// The origin of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -40,9 +40,9 @@ mod stream;
 pub mod tls;
 pub mod wire;
 
-pub use exports::{Access, Client, Export, Exports, Peer};
+pub use exports::{Access, Client, Export, Exports, Over, Peer};
 pub use line::{CLIENT_TIMEOUT, Line};
-pub use passed::{Over, Passage};
+pub use passed::Passage;
 pub use places::RESERVED_COUNT;
 pub use server::{
     KernelConnection, Listener, Place, Server, ServerOptions, Status, check_listen_address,

@@ -4,32 +4,13 @@
 //! - The server treats such a client as one on another machine, whatever socket it used there.
 //! - A bounded number of connections waits for the server.
 
-use crate::exports::Peer;
-use crate::server::{Listener, Socket};
+use crate::exports::{Over, Peer};
 use block::{Error, ErrorKind, Result};
 use tokio::net::UnixStream;
 use tokio::sync::{Mutex, mpsc};
 
 /// Connections that may wait for the server. Chosen by hand: it takes them as fast as they come.
 const WAITING_MAX: usize = 64;
-
-/// The kind of socket that a client used at the other node. The rules of that kind apply to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
-    /// TCP.
-    Tcp,
-    /// A unix socket.
-    Unix,
-}
-
-impl std::fmt::Display for Over {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Over::Tcp => "TCP",
-            Over::Unix => "unix socket",
-        })
-    }
-}
 
 /// The way into a server for the connections of one kind.
 #[derive(Clone, Debug)]
@@ -78,37 +59,24 @@ impl std::fmt::Display for Passed {
     }
 }
 
-impl Listener {
-    /// Makes a listener for clients that used a socket of this kind at another node: their rules are the same.
-    #[must_use]
-    pub fn passage(&self) -> (Listener, Passage) {
-        let over = if self.tcp_address().is_some() { Over::Tcp } else { Over::Unix };
-        let (sender, receiver) = mpsc::channel(WAITING_MAX);
-        let socket = Socket::Passed(Passed { over, receiver: Mutex::new(receiver) });
-        (Listener { socket, tls: self.tls }, Passage { over, sender })
-    }
+/// Makes the two ends for the clients that used a socket of this kind at another node.
+pub(crate) fn passage(over: Over) -> (Passed, Passage) {
+    let (sender, receiver) = mpsc::channel(WAITING_MAX);
+    (Passed { over, receiver: Mutex::new(receiver) }, Passage { over, sender })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tls::TlsMode;
 
     #[tokio::test]
-    async fn passed_client_has_the_kind_and_mode_of_the_socket() {
-        let dir = tempfile::tempdir().unwrap();
-        let unix = Listener::unix(&dir.path().join("s"), 0o600, TlsMode::On).await.unwrap();
-        let tcp = Listener::tcp("127.0.0.1:0".parse().unwrap(), TlsMode::Required).await.unwrap();
-        for (socket, over, tls) in
-            [(unix, Over::Unix, TlsMode::On), (tcp, Over::Tcp, TlsMode::Required)]
-        {
-            let (listener, passage) = socket.passage();
-            assert_eq!(listener.tls, tls);
+    async fn passed_client_has_the_name_of_its_node_until_the_server_stops() {
+        for over in [Over::Unix, Over::Tcp] {
+            let (passed, passage) = passage(over);
             let _end = passage.open("b").await.unwrap();
-            let Socket::Passed(passed) = &listener.socket else { panic!("{listener:?}") };
             let (_, peer) = passed.accept().await;
             assert_eq!(peer, Peer::Node { name: "b".into(), over });
-            drop(listener);
+            drop(passed);
             assert_eq!(passage.open("b").await.unwrap_err().kind(), ErrorKind::Unavailable);
         }
     }

@@ -9,13 +9,13 @@
 //! - [`Server::stop`] ends every [`Server::serve`] within its grace period: no further request
 //!   starts, running requests are answered, then connections close.
 
-use crate::exports::{Access, Client, Exports, Peer};
+use crate::exports::{Access, Client, Exports, Over, Peer};
 use crate::handshake::{Handshake, Terms};
 use crate::kernel::Siblings;
 use crate::line::{CLIENT_TIMEOUT, Line, PROBE_COUNT, Watched, probe_pause};
 use crate::memory::PayloadMemory;
 use crate::negotiate::{Negotiator, NoSession, Opened};
-use crate::passed::{Over, Passed};
+use crate::passed::{Passage, Passed, passage};
 use crate::places::{From, Negotiating, Negotiations, Places, Refusals, Taken};
 use crate::session::{Counters, End, Session, SessionOptions};
 use crate::stopping::{grace_left, stopped};
@@ -164,12 +164,12 @@ pub fn check_listen_address(
 /// A bound socket, or the end of a [`crate::Passage`].
 #[derive(Debug)]
 pub struct Listener {
-    pub(crate) socket: Socket,
-    pub(crate) tls: TlsMode,
+    socket: Socket,
+    tls: TlsMode,
 }
 
 #[derive(Debug)]
-pub(crate) enum Socket {
+enum Socket {
     Tcp(TcpListener),
     Unix { listener: UnixListener, path: PathBuf, inode: u64 },
     Passed(Passed),
@@ -227,6 +227,14 @@ impl Listener {
         std::fs::rename(&draft, path).map_err(failed)?;
         let socket = Socket::Unix { listener, path: path.to_owned(), inode };
         Ok(Listener { socket, tls })
+    }
+
+    /// Makes a listener for clients that used a socket of this kind at another node: their rules are the same.
+    #[must_use]
+    pub fn passage(&self) -> (Listener, Passage) {
+        let over = if self.tcp_address().is_some() { Over::Tcp } else { Over::Unix };
+        let (passed, passage) = passage(over);
+        (Listener { socket: Socket::Passed(passed), tls: self.tls }, passage)
     }
 
     /// Returns the TCP address with the actual port.
