@@ -14,7 +14,7 @@ use tests::store::{Server, free_address};
 
 pub const NAMES: [&str; 3] = ["a", "b", "c"];
 /// Longest wait for anything that a node does.
-const WAIT_MAX: Duration = Duration::from_secs(30);
+pub const WAIT_MAX: Duration = Duration::from_secs(30);
 /// Longest pause of a client when the owner dies, on a machine that does other work beside. Detection
 /// takes a second of it.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
