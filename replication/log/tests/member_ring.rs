@@ -4,6 +4,7 @@
 use block::seal::{KEY_BYTES, PoolKey};
 use block::{Epoch, ErrorKind, Lsn, Position, VolumeId};
 use bytes::Bytes;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use wal::{
     EntryKind, FollowerFound, FollowerLog, IoMode, Log, LogIdentity, LogOptions, NewEntry,
@@ -164,4 +165,39 @@ async fn batch_that_is_too_long_for_a_members_files_is_refused() {
     assert!(error.kind() == ErrorKind::Full && error.chain().contains("files as long"));
     // The batches before it are stored.
     assert_eq!(members.tail(), Position { epoch: Epoch(1), sequence: 1 });
+}
+
+/// Flips a byte of the file that has these bytes, behind their header.
+fn damage(dir: &Path, batch: &[u8]) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let mut file = std::fs::read(&path).unwrap();
+        if let Some(at) = file.windows(batch.len()).position(|bytes| bytes == batch) {
+            file[at + batch.len() - 1] ^= 1;
+            let whole = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            return whole.write_all_at(&file, 0).unwrap();
+        }
+    }
+    panic!("no file has the batch");
+}
+
+#[tokio::test]
+async fn damaged_batch_leaves_the_whole_ones_before_it_readable() {
+    let [own, other] = [(); 2].map(|()| tempfile::tempdir_in(".").unwrap());
+    let (log, _) = open_log(own.path(), 1, 1);
+    append(&log, 0..60).await;
+    log.close().unwrap();
+    let batches = read_all(&open_member(own.path(), 1 << 20).0);
+    let bytes: Vec<Bytes> = batches.iter().map(|(_, bytes)| bytes.clone()).collect();
+    let (mut members, _) = open_member(other.path(), 256 << 10);
+    members.write(&bytes).unwrap();
+    members.sync().unwrap();
+    // Within a file of the ring, and the first one of a file: both are read along with earlier ones.
+    for damaged in [40, 11] {
+        damage(other.path(), &bytes[damaged]);
+        let whole = members.read(0, 1 << 20).unwrap();
+        assert_eq!(whole, batches[..damaged]);
+        let error = members.read(damaged as u64, 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+    }
 }

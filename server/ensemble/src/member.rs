@@ -63,7 +63,7 @@ pub trait MemberLog: Send + 'static {
     /// Reads batches behind `sequence`, as many as fit `bytes_max`, at least one if there is one.
     ///
     /// # Errors
-    /// `Corrupt` for a damaged batch, `Io`.
+    /// `Corrupt` if the batch behind `sequence` is damaged; a later one ends the list. `Io`.
     fn read(&self, sequence: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>>;
 
     /// Sequence of the first batch that the log has or will have; earlier ones were released.

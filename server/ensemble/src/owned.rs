@@ -448,13 +448,9 @@ impl Shared {
         let start = log.start();
         let read = match after + 1 < start {
             true => Vec::new(),
-            false => match log.read_batches(after, bytes_max) {
-                // Perhaps a later batch is damaged, or is being written.
-                Err(error) if error.kind() == ErrorKind::Corrupt => log
-                    .read_batches(after, 1)
-                    .inspect_err(|error| self.on_damage(error, after + 1))?,
-                read => read?,
-            },
+            false => log
+                .read_batches(after, bytes_max)
+                .inspect_err(|error| self.on_damage(error, after + 1))?,
         };
         self.state.lock().index.release(start - 1);
         Ok(read.into_iter().map(|(position, bytes)| Batch { position, bytes }).collect())
@@ -501,7 +497,8 @@ pub trait OwnersLog: Send + Sync + 'static {
     /// is one. Blocks.
     ///
     /// # Errors
-    /// `Corrupt` for a damaged batch; `Io`; `Unavailable` if the log is closed.
+    /// `Corrupt` if the batch behind `sequence` is damaged; a later one ends the list. `Io`; `Unavailable`
+    /// if the log is closed.
     fn read_batches(&self, sequence: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>>;
 }
 

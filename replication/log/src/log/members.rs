@@ -45,7 +45,8 @@ impl Log {
     /// batch, and none if no batch is behind or the log has no members. Blocks.
     ///
     /// # Errors
-    /// `NotFound`: the batches were released. `Corrupt`: a batch is damaged. `Io`.
+    /// `NotFound`: the batches were released. `Corrupt`: the batch behind `after` is damaged; a later one
+    /// ends the list. `Io`.
     pub fn read_batches(&self, after: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {
         // A copy, so that the log does not wait for the disk.
         let places = self.inner.shared.places.lock().clone();

@@ -161,7 +161,7 @@ impl BatchPlaces {
     ///
     /// # Errors
     /// `NotFound`: the ring no longer holds the batch behind `after`. `Io`: the disk does not read one.
-    /// `Corrupt`: a batch is not whole, or is another one.
+    /// `Corrupt`: the batch behind `after` is not whole, or is another one. A later one ends the list.
     pub(crate) fn read(
         &self,
         reader: &dyn DiskReader,
@@ -188,9 +188,12 @@ impl BatchPlaces {
         for file in self.files.iter().skip_while(|file| file.last_sequence <= after) {
             let source = FileReader { file, reader, chain };
             let first = source.place_behind(after)?;
-            let is_last = source.read(first, &mut left, &mut found)?;
-            if is_last || left == 0 {
-                break;
+            match source.read(first, &mut left, &mut found) {
+                Ok(is_last) if is_last || left == 0 => break,
+                Ok(_) => {}
+                // The whole ones before it are not to be taken for damaged, and dropped with it.
+                Err(error) if error.kind() == ErrorKind::Corrupt && !found.is_empty() => break,
+                Err(error) => return Err(error),
             }
         }
         Ok(found)

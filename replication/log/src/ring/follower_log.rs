@@ -129,8 +129,8 @@ impl FollowerLog {
     /// list is empty if the log has none behind it.
     ///
     /// # Errors
-    /// `NotFound`: the ring does not hold the batch behind `after`, which was released. `Corrupt`: a
-    /// batch is damaged. `Io`: the disk does not read one.
+    /// `NotFound`: the ring does not hold the batch behind `after`, which was released. `Corrupt`: that
+    /// batch is damaged; a later one ends the list. `Io`: the disk does not read one.
     pub fn read(&self, after: u64, bytes_max: usize) -> Result<Vec<(Position, Bytes)>> {
         let found = self.found(after, bytes_max)?;
         Ok(found.into_iter().map(|batch| (batch.position(), batch.bytes)).collect())
