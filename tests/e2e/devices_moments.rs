@@ -7,7 +7,7 @@ use crate::devices::{SETTINGS, attach, reader, refused, size_of};
 use crate::mounted::{TAIL_LOST, attach_volume};
 use crate::stores::on_s3;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tests::bucket::{Bucket, Care};
 use tests::cut::{Line, Proxy};
@@ -340,7 +340,11 @@ fn with_udev() {
     std::fs::copy(RULES, "/run/udev/rules.d/60-spindle.rules").expect("copy the rules");
     // It ends with the guest.
     run(UDEV, &["--daemon"]);
-    let settled = || run("udevadm", &["settle", "--timeout=30"]);
+    let settled = || {
+        let output =
+            Command::new("udevadm").args(["settle", "--timeout=30"]).output().expect("it runs");
+        assert!(output.status.success(), "{output:?}\n{}", tests::process::all_waits());
+    };
     let links_of = |device: &str| run("udevadm", &["info", "--query=symlink", device]);
     let leads_to = |volume: &str, device: &str| {
         let link = std::fs::canonicalize(format!("/dev/spindle/main/{volume}"));

@@ -5,9 +5,9 @@
 //! - The nodes are processes on this machine, each with its own directory, log and addresses; they
 //!   share the object store.
 
-use crate::stores::{self, History, VOLUMES, on};
+use crate::stores::{self, History, VOLUMES, on_s3};
 use std::time::{Duration, Instant};
-use tests::daemon::Daemon;
+use tests::daemon::{Daemon, SMALL};
 use tests::nbd::{Connection, Endpoint, Wanted};
 use tests::seed::seeds;
 use tests::store::{Server, free_address};
@@ -27,8 +27,14 @@ pub struct Nodes {
 
 impl Nodes {
     pub fn start() -> Nodes {
+        Nodes::start_with(SMALL)
+    }
+
+    /// Like [`Nodes::start`], with these settings of each node.
+    pub fn start_with(settings: &str) -> Nodes {
         let store = Server::start();
-        let mut nodes: Vec<Daemon> = NAMES.iter().map(|_| on(store.address())).collect();
+        let node = |_| on_s3(settings, VOLUMES, store.address());
+        let mut nodes: Vec<Daemon> = NAMES.iter().map(node).collect();
         for node in &mut nodes {
             // Nodes that die and come back are warned about.
             node.announce("");
@@ -126,15 +132,18 @@ impl Nodes {
     fn catch_up_with(&self, owner: usize, count: usize) {
         let begun = Instant::now();
         loop {
-            let info = self.members(owner);
-            let members = info["members"].as_array().expect("members");
+            // An owner that has just begun may not yet answer.
+            let listed = self.nodes[owner].command(&["pool", "members", "list", "-o", "json"]);
+            let info: serde_json::Value =
+                serde_json::from_slice(&listed.stdout).unwrap_or_default();
+            let members = info["members"].as_array().map_or(&[][..], Vec::as_slice);
             let is_up = |member: &serde_json::Value| {
                 member["is_connected"] == true && member["behind"] == 0
             };
             if members.len() == count && members.iter().all(is_up) {
                 return;
             }
-            assert!(begun.elapsed() < WAIT_MAX, "{info}\n{}", self.logs());
+            assert!(begun.elapsed() < WAIT_MAX, "{listed:?}\n{}", self.logs());
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -132,6 +132,19 @@ impl Process {
 }
 
 /// Lists where the threads of a process wait in the kernel, as far as that can be seen.
+/// What every process of this machine waits for, kernel threads included.
+#[must_use]
+pub fn all_waits() -> String {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let of_process = |process: std::fs::DirEntry| {
+        let number = process.file_name().to_str()?.parse::<u32>().ok()?;
+        let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let command = String::from_utf8_lossy(&command).replace('\0', " ");
+        Some(format!("{number} {command}\n{}", waits_of(number)))
+    };
+    processes.filter_map(of_process).collect()
+}
+
 fn waits_of(process: u32) -> String {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let of_task = |task: std::fs::DirEntry| {
