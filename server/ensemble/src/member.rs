@@ -1,7 +1,8 @@
 //! The member of a log on this node: a thread that applies the rules of [`Follower`] to a log on disk.
 //!
 //! Invariants:
-//! - Effects are carried out in order, each completely, before the answer that follows them leaves.
+//! - Effects are carried out in order, each completely, before the answer that follows them leaves. Requests
+//!   that wait share a sync, which comes after their writes and before their answers.
 //! - An effect that fails ends the member: nothing is answered afterwards. Its next start finds what is
 //!   on disk, and a document that says so if the disk may have lost something.
 //! - One thread has the log. Requests wait in a bounded queue. The thread waits for no connection.
@@ -176,6 +177,8 @@ struct Running<L> {
     shared: Arc<Shared>,
     /// The last batch had no room.
     is_full: bool,
+    /// Answers that wait for a sync, with their ways; `None` if none is owed.
+    owed: Option<Vec<(mpsc::Sender<Answer>, Answer)>>,
 }
 
 impl Member {
@@ -197,9 +200,16 @@ impl Member {
         let document = file.stored.document;
         let found = Found { document, log: log_index, damaged, noted, page_cache, has_failed };
         let (follower, effects) = Follower::start(found, shared.now());
-        let mut running =
-            Running { follower, log, file, note, shared: Arc::clone(&shared), is_full: false };
-        if let Err(error) = running.carry_out(effects, None) {
+        let mut running = Running {
+            follower,
+            log,
+            file,
+            note,
+            shared: Arc::clone(&shared),
+            is_full: false,
+            owed: None,
+        };
+        if let Err(error) = running.carry_out(effects, None).and_then(|()| running.settle()) {
             running.on_failure(&error);
             return Err(error);
         }
@@ -283,36 +293,81 @@ impl Jobs {
     }
 }
 
+/// Sends an answer. Its channel has room for everything that an owner has under way, and one that has ended needs
+/// none.
+fn send(to: &mpsc::Sender<Answer>, answer: Answer) {
+    let _ = to.try_send(answer);
+}
+
 pub(crate) fn ended() -> Error {
     Error::new(ErrorKind::Unavailable, "ask the member of the write log on this node: it has ended")
 }
 
 impl<L: MemberLog> Running<L> {
     async fn run(mut self, mut queue: mpsc::Receiver<Job>) -> Result<Closed> {
-        while let Some(job) = queue.recv().await {
-            let done = match job {
-                Job::Close => break,
-                Job::Request(request, answers) => self.on_request(request, &answers),
-                Job::Index(sender) => {
-                    // A caller that is gone needs no answer.
-                    let _ = sender.send((*self.follower.document(), self.follower.log().clone()));
-                    Ok(())
+        let mut is_closing = false;
+        while !is_closing && let Some(job) = queue.recv().await {
+            let mut done = self.on_job(job);
+            // Requests that wait share the sync of the first one.
+            for _ in 1..QUEUE_MAX {
+                if self.owed.is_none() || !matches!(done, Ok(false)) {
+                    break;
                 }
-                Job::Tick => {
-                    let effects = self.follower.on_tick().into_iter().collect();
-                    self.carry_out(effects, None)
+                let Ok(job) = queue.try_recv() else { break };
+                done = self.on_job(job);
+            }
+            match done.and_then(|ends| self.settle().map(|()| ends)) {
+                Ok(ends) => is_closing = ends,
+                Err(error) => {
+                    tracing::error!(
+                        error = %error.chain(),
+                        "the member of the write log on this node has failed and answers nothing more"
+                    );
+                    self.on_failure(&error);
+                    return Err(error);
                 }
-            };
-            if let Err(error) = done {
-                tracing::error!(
-                    error = %error.chain(),
-                    "the member of the write log on this node has failed and answers nothing more"
-                );
-                self.on_failure(&error);
-                return Err(error);
             }
         }
         Ok(Closed { index: self.follower.log().clone(), file: self.file })
+    }
+
+    /// Does a job, but for a sync that it needs. Returns whether the member ends.
+    fn on_job(&mut self, job: Job) -> Result<bool> {
+        match job {
+            Job::Close => return Ok(true),
+            Job::Request(request, answers) => self.on_request(request, &answers)?,
+            Job::Index(sender) => {
+                self.settle()?;
+                // A caller that is gone needs no answer.
+                let _ = sender.send((*self.follower.document(), self.follower.log().clone()));
+            }
+            Job::Tick => {
+                let effects = self.follower.on_tick().into_iter().collect();
+                self.carry_out(effects, None)?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Carries out the sync that is owed, and sends the answers that wait for it.
+    fn settle(&mut self) -> Result<()> {
+        let Some(answers) = self.owed.take() else { return Ok(()) };
+        self.log.sync()?;
+        for (to, answer) in answers {
+            send(&to, answer);
+        }
+        Ok(())
+    }
+
+    /// Sends an answer, once the sync that is owed is done.
+    fn answer(&mut self, to: Option<&mpsc::Sender<Answer>>, answer: Answer) {
+        let Some(to) = to else { return };
+        match &mut self.owed {
+            Some(owed) if !seeded_bugs().shared_sync_answered_early => {
+                owed.push((to.clone(), answer));
+            }
+            Some(_) | None => send(to, answer),
+        }
     }
 
     /// Notes in the document that the member's files could not be written or synced.
@@ -347,20 +402,18 @@ impl<L: MemberLog> Running<L> {
         self.carry_out(effects, Some(answers))
     }
 
+    /// Carries effects out, but for the last sync, which is owed from then on, and the answers behind it.
     fn carry_out(
         &mut self,
         effects: Vec<Effect>,
         answers: Option<&mpsc::Sender<Answer>>,
     ) -> Result<()> {
-        let send = |answer| {
-            // The channel has room for everything that an owner has under way. One that has ended needs
-            // no answer.
-            if let Some(answers) = answers {
-                let _ = answers.try_send(answer);
-            }
-        };
         let mut effects = effects.into_iter();
         while let Some(effect) = effects.next() {
+            match &effect {
+                Effect::Sync | Effect::Write(_) | Effect::Release { .. } | Effect::Answer(_) => {}
+                _ => self.settle()?,
+            }
             match effect {
                 Effect::Store(document) => self.file.store(document)?,
                 Effect::Cut(sequence) => {
@@ -380,6 +433,7 @@ impl<L: MemberLog> Running<L> {
                     let written = self.log.write(&batches);
                     let full = match &written {
                         Err(error) if error.kind() == ErrorKind::Full => {
+                            self.settle()?;
                             Some(self.on_full(error, effects.by_ref()))
                         }
                         _ => None,
@@ -394,14 +448,17 @@ impl<L: MemberLog> Running<L> {
                         return self.carry_out(instead, answers);
                     }
                 }
-                Effect::Sync => self.log.sync()?,
-                Effect::Answer(answer) => send(answer),
+                Effect::Sync => {
+                    self.owed.get_or_insert_default();
+                }
+                Effect::Answer(answer) => self.answer(answers, answer),
                 Effect::Send { epoch, run, start, previous } => {
                     match self.log.read(previous.sequence, ANSWER_BYTES_MAX) {
                         Ok(read) => {
                             let batch = |(position, bytes)| Batch { position, bytes };
                             let batches = read.into_iter().map(batch).collect();
-                            send(Answer::Batches { epoch, run, start, previous, batches });
+                            let read = Answer::Batches { epoch, run, start, previous, batches };
+                            self.answer(answers, read);
                         }
                         Err(error) if error.kind() == ErrorKind::Corrupt => {
                             tracing::error!(
@@ -412,7 +469,8 @@ impl<L: MemberLog> Running<L> {
                             self.carry_out(effects, answers)?;
                             // The candidate asks again, and learns what the log has now.
                             let (run, batches) = (self.follower.document().run, Vec::new());
-                            send(Answer::Batches { epoch, run, start, previous, batches });
+                            let read = Answer::Batches { epoch, run, start, previous, batches };
+                            self.answer(answers, read);
                         }
                         Err(error) => return Err(error),
                     }

@@ -31,6 +31,8 @@ block::seeded_bugs! {
     ended_member_left: "ended-member-left",
     /// An owner that gives up leaves its node in the role of the owner.
     owner_role_kept: "owner-role-kept",
+    /// Requests that share a sync are answered before it.
+    shared_sync_answered_early: "shared-sync-answered-early",
     /// The members on a node answer this number of milliseconds late, as over a slow network.
     member_answers_late: "member-answers-late" = text,
 }

@@ -5,8 +5,7 @@
 //!   holding up another.
 //! - A member whose ring is full gets batches when the store has taken more, or a pause has passed. In
 //!   between, requests without batches say what the store has.
-//! - One sync of a member is under way at a time. Batches that arrive meanwhile are sent, and share the
-//!   next one: a member carries out its requests one after the other.
+//! - Each request whose last batch waits for a sync asks for one: the member lets those that wait share it.
 //! - A request is noted in the state machine before it is sent. If the link ends, the machine goes back
 //!   to what was answered.
 
@@ -29,7 +28,6 @@ struct UnderWay {
     bytes: usize,
     /// In nanoseconds since the owner's origin.
     sent_at: u64,
-    is_sync: bool,
 }
 
 /// What was sent over the present link.
@@ -38,8 +36,6 @@ struct Sent {
     /// The requests without an answer, oldest first.
     under_way: VecDeque<UnderWay>,
     bytes: usize,
-    /// Requests under way that ask for a sync.
-    sync_count: usize,
     /// A sync of everything up to this sequence was asked for, in a request with the batches up to it.
     sync_requested: u64,
     /// Time of the last request, in nanoseconds since the owner's origin.
@@ -59,20 +55,18 @@ struct Sent {
 impl Sent {
     /// Returns the time since the request that is answered.
     fn on_answer(&mut self, now: u64) -> Option<Duration> {
-        let UnderWay { bytes, sent_at, is_sync } = self.under_way.pop_front()?;
+        let UnderWay { bytes, sent_at } = self.under_way.pop_front()?;
         self.bytes -= bytes;
-        self.sync_count -= usize::from(is_sync);
         self.answered_at = now;
         Some(Duration::from_nanos(now.saturating_sub(sent_at)))
     }
 
-    fn on_request(&mut self, now: u64, bytes: usize, is_sync: bool) {
+    fn on_request(&mut self, now: u64, bytes: usize) {
         if self.under_way.is_empty() {
             self.answered_at = now;
         }
-        self.under_way.push_back(UnderWay { bytes, sent_at: now, is_sync });
+        self.under_way.push_back(UnderWay { bytes, sent_at: now });
         self.bytes += bytes;
-        self.sync_count += usize::from(is_sync);
         self.last_at = Some(now);
     }
 
@@ -220,8 +214,7 @@ async fn send(
     sent: &mut Sent,
     (request, bytes): (Request, usize),
 ) -> bool {
-    let is_sync = matches!(&request, Request::Append { is_sync: true, .. });
-    sent.on_request(shared.now(), bytes, is_sync);
+    sent.on_request(shared.now(), bytes);
     let Link { requests, answers } = link;
     let permit = loop {
         tokio::select! {
@@ -295,8 +288,7 @@ const MIN_WAIT: Duration = Duration::from_millis(20);
 
 /// Whether a request whose last batch is `last` asks for a sync.
 fn is_sync_due(wanted: u64, sent: &Sent, synced: u64, last: u64) -> bool {
-    let is_wanted = wanted > sent.sync_requested.max(synced) && last >= wanted;
-    is_wanted && sent.sync_count == 0
+    wanted > sent.sync_requested.max(synced) && last >= wanted
 }
 
 /// What a request carries.
@@ -385,23 +377,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_that_arrive_during_a_sync_share_the_next_one() {
+    fn sync_is_asked_for_once_and_with_the_last_batch_that_wants_it() {
         let mut sent = Sent::default();
         assert!(is_sync_due(7, &sent, 6, 7));
         sent.sync_requested = 7;
-        sent.on_request(0, 4096, true);
-        // Batches 8 and 9 are sent, and wait for their sync.
-        for wanted in [8, 9] {
-            assert!(!is_sync_due(wanted, &sent, 6, wanted));
-            sent.on_request(0, 4096, false);
-        }
+        sent.on_request(0, 4096);
+        assert!(!is_sync_due(7, &sent, 6, 7), "it is under way");
+        assert!(
+            is_sync_due(8, &sent, 6, 8),
+            "the member lets it share the sync under way, or the next one"
+        );
+        assert!(!is_sync_due(9, &sent, 6, 8), "a batch before it is not sent yet");
         assert!(sent.on_answer(1).is_some());
-        assert!(is_sync_due(9, &sent, 7, 9));
-        assert!(!is_sync_due(10, &sent, 7, 9), "a batch before it is not sent yet");
-        sent.sync_requested = 9;
-        sent.on_request(1, 0, true);
-        assert!(!is_sync_due(9, &sent, 7, 9));
-        (0..3).for_each(|_| assert!(sent.on_answer(2).is_some()));
-        assert_eq!((sent.sync_count, sent.bytes, sent.on_answer(3)), (0, 0, None));
+        assert_eq!((sent.bytes, sent.on_answer(3)), (0, None));
     }
 }
