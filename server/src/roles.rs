@@ -350,12 +350,27 @@ impl Roles {
         match self.member() {
             Some(member) => self.check_not_left_behind(&member).await?,
             None => {
+                self.check_log_not_lost(id).await?;
                 self.set_old_log_aside(id).await?;
                 self.make_member(pool, id)?;
                 self.start_member(pool).await?;
             }
         }
         Ok(id)
+    }
+
+    /// Refuses to make an empty log for a member: it may have acknowledged writes, and would say that there are none.
+    async fn check_log_not_lost(&self, id: Uuid) -> Result<()> {
+        let manifest = self.manifest().await?;
+        let configuration = manifest.as_ref().and_then(|manifest| manifest.configuration.as_ref());
+        let Some(configuration) = configuration.filter(|now| now.member(id).is_some()) else {
+            return Ok(());
+        };
+        let what = format!(
+            "make a log on this node: it is a member of the pool's log, and its directory has none; {}",
+            missing_log_advice(configuration)
+        );
+        Err(Error::new(ErrorKind::Denied, what))
     }
 
     fn make_member(&self, pool: Uuid, id: Uuid) -> Result<()> {
@@ -734,6 +749,12 @@ mod tests {
             assert_eq!(roles.member().unwrap().id(), id);
             roles.stop_member().await.unwrap();
         }
+        // Its log is lost. An owner of earlier, which knows no such member, asks for a new one.
+        std::fs::remove_dir_all(place.path().join("a/log")).unwrap();
+        let (roles, _) = prepared_in(place.path()).await;
+        let error = roles.join(pool, &roles.pool.name).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Denied, "{}", error.chain());
+        assert!(roles.member().is_none());
     }
 
     #[test]

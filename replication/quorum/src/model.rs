@@ -219,6 +219,8 @@ fn seeded_bugs_are_found() {
             undisturbed(CHANGES),
             of(|bugs| bugs.unrecorded_configuration = true),
         ),
+        ("recorded-too-early", undisturbed(CHANGES), of(|bugs| bugs.recorded_too_early = true)),
+        ("recording-given-up", undisturbed(CHANGES), of(|bugs| bugs.recording_given_up = true)),
         ("read-without-lease", LEASES, of(|bugs| bugs.read_without_lease = true)),
         ("proven-too-early", RENEWAL, of(|bugs| bugs.proven_too_early = true)),
         ("resign-of-any-epoch", RESIGNED_LATE, of(|bugs| bugs.resign_of_any_epoch = true)),

@@ -85,6 +85,8 @@ pub struct Owner {
     members: BTreeMap<MemberId, Progress>,
     /// A node that is brought up before it becomes a member; it does not count.
     learner: Option<MemberId>,
+    /// The link of the change that is under way may exist.
+    is_recording: bool,
     acknowledged: u64,
     committed: u64,
     superseded_by: Option<Epoch>,
@@ -115,6 +117,7 @@ impl Owner {
             opening,
             members: BTreeMap::new(),
             learner: None,
+            is_recording: false,
             acknowledged: 0,
             committed: 0,
             superseded_by: None,
@@ -350,18 +353,13 @@ impl Owner {
         self.set_members();
     }
 
-    /// Begins to change the members: from now on both configurations are held. Returns false, without
-    /// effect, if a change is under way, if `next` is not valid, or if its quorum lacks anything that
-    /// was acknowledged or committed: bring the new member up first ([`Owner::add_learner`]).
+    /// Begins to change the members: from now on both configurations are held, and what is acknowledged
+    /// needs the quorum of each. Returns false, without effect, if a change is under way, the owner has not
+    /// opened or has ended, or `next` is not valid. Bring a new member up first ([`Owner::add_learner`]):
+    /// clients wait for it.
     pub fn begin_change(&mut self, next: Configuration) -> bool {
-        let has_all = next.reached(|member| self.of(member).written) >= self.acknowledged
-            && next.reached(|member| self.of(member).synced) >= self.committed;
         let is_possible = self.is_open() && next.is_valid() && next.members.contains(&self.me);
-        if self.quorums.next.is_some()
-            || self.has_ended()
-            || !is_possible
-            || !has_all && !self.seeded_bugs.unrecorded_configuration
-        {
+        if self.quorums.next.is_some() || self.has_ended() || !is_possible {
             return false;
         }
         self.quorums.next = Some(next);
@@ -369,11 +367,44 @@ impl Owner {
         true
     }
 
-    /// The configuration whose link may be created now. Its quorum has every batch that was
-    /// acknowledged without it, and those that are acknowledged from now on need it.
+    /// Whether the link of the change that is under way may be created: the quorum of the new configuration
+    /// has everything that was acknowledged or committed without it. Later batches need it.
     #[must_use]
-    pub fn change_to_record(&self) -> Option<&Configuration> {
-        self.quorums.next.as_ref().filter(|_| !self.has_ended())
+    pub fn may_record_change(&self) -> bool {
+        let has_all = |next: &Configuration| {
+            next.reached(|member| self.of(member).written) >= self.acknowledged
+                && next.reached(|member| self.of(member).synced) >= self.committed
+        };
+        let next = self.quorums.next.as_ref().filter(|_| !self.has_ended());
+        let is_early =
+            self.seeded_bugs.unrecorded_configuration || self.seeded_bugs.recorded_too_early;
+        next.is_some_and(|next| self.is_recording || has_all(next) || is_early)
+    }
+
+    /// The configuration whose link is created now, if it may be ([`Owner::may_record_change`]). The change
+    /// cannot be given up any more.
+    pub fn change_to_record(&mut self) -> Option<&Configuration> {
+        let may_record = self.may_record_change();
+        self.is_recording |= may_record;
+        self.quorums.next.as_ref().filter(|_| may_record)
+    }
+
+    /// Number of the configuration that the members are being changed to, if they are.
+    #[must_use]
+    pub fn change(&self) -> Option<u64> {
+        self.quorums.next.as_ref().map(|next| next.number)
+    }
+
+    /// Gives up the change to the configuration with this number; without effect on another one, or if
+    /// its link may exist.
+    pub fn give_up_change(&mut self, number: u64) {
+        let is_it = self.quorums.next.as_ref().is_some_and(|next| next.number == number);
+        if is_it && (!self.is_recording || self.seeded_bugs.recording_given_up) {
+            self.quorums.next = None;
+            self.is_recording = false;
+            self.set_members();
+            self.advance();
+        }
     }
 
     /// Ends a change whose link, with this number, is in the chain. Returns false, without effect, for
@@ -381,6 +412,7 @@ impl Owner {
     pub fn end_change(&mut self, number: u64) -> bool {
         match self.quorums.next.take_if(|next| next.number == number) {
             Some(next) => {
+                self.is_recording = false;
                 self.learner = self.learner.filter(|learner| !next.members.contains(learner));
                 self.quorums.current = next;
                 self.set_members();
@@ -428,5 +460,54 @@ mod tests {
         owner.on_answer(&member, &answer, &log);
         let again = Sending::Reset { before: position(12) };
         assert_eq!(owner.sending(&member, &log, 9), Some(again), "the log has moved on");
+    }
+    #[test]
+    fn new_member_that_is_always_a_little_behind_is_waited_for() {
+        let position = |sequence| Position { epoch: Epoch(1), sequence };
+        let mut log = LogIndex::new(Position::START);
+        (1..=40).for_each(|sequence| log.push(position(sequence)));
+        let [me, new] = [1, 2].map(Uuid::from_u128);
+        let configuration = |number, members: &[Uuid]| Configuration {
+            number,
+            members: members.iter().copied().collect(),
+            quorum: members.len() / 2 + 1,
+        };
+        let mut owner = Owner::new(me, Epoch(1), configuration(1, &[me]), 1);
+        owner.on_own(1, 1);
+        owner.add_learner(new);
+        let has = |owner: &mut Owner, written: u64| {
+            let epoch = Epoch(1);
+            let answer = Answer::Appended { epoch, run: 1, written, synced: written, lease: None };
+            owner.on_answer(&new, &answer, &log);
+        };
+        let all = Sending::Append { previous: Position::START, last: 40, proven_at: None };
+        owner.on_sent(&new, &all);
+        for sequence in 6..=10 {
+            owner.on_own(sequence, sequence);
+            has(&mut owner, sequence - 5);
+        }
+        assert_eq!((owner.acknowledged(), owner.progress(&new).unwrap().written), (10, 5));
+        assert!(owner.begin_change(configuration(2, &[me, new])));
+        assert!(!owner.begin_change(configuration(3, &[me, new])), "one at a time");
+        for sequence in 11..=14 {
+            owner.on_own(sequence, sequence);
+            has(&mut owner, sequence - 5);
+            assert_eq!((owner.acknowledged(), owner.may_record_change()), (10, false));
+        }
+        // Given up, it needs the new one no more.
+        let mut other = owner.clone();
+        other.give_up_change(3);
+        assert_eq!(other.change(), Some(2));
+        other.give_up_change(2);
+        assert_eq!((other.acknowledged(), other.change()), (14, None));
+        owner.on_own(15, 15);
+        has(&mut owner, 10);
+        assert!(owner.change_to_record().is_some());
+        owner.on_own(16, 16);
+        has(&mut owner, 11);
+        assert!(owner.may_record_change(), "what is acknowledged by both leaves it so");
+        owner.give_up_change(2);
+        assert_eq!((owner.acknowledged(), owner.change()), (11, Some(2)), "its link may exist");
+        assert!(!owner.end_change(3) && owner.end_change(2));
     }
 }

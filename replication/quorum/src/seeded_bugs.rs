@@ -13,6 +13,10 @@ block::seeded_bugs! {
     opening_over_tail: "opening-over-tail",
     /// An owner acknowledges by the members it is changing to before the chain says so.
     unrecorded_configuration: "unrecorded-configuration",
+    /// An owner records a configuration whose quorum lacks batches that were acknowledged without it.
+    recorded_too_early: "recorded-too-early",
+    /// An owner gives up a change whose link may exist.
+    recording_given_up: "recording-given-up",
     /// An owner serves reads without a lease.
     read_without_lease: "read-without-lease",
     /// An owner that has resigned goes on to serve reads.

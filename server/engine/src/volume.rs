@@ -360,10 +360,11 @@ impl Volume {
             || self.shared.flushes_to_store.load(Ordering::Acquire)
     }
 
-    /// Waits for the additional promise of `durability = "store"` on FUA. The caller must not hold the lock of the
+    /// Waits until the store has a change that is durable once it is answered, where a flush waits for the store: FUA,
+    /// and every change of a volume with `durability = "write"`. The caller must not hold the lock of the
     /// changes, so that no other request waits for the store.
     async fn wait_stored(&self, lsn: Lsn, fua: bool) -> Result<()> {
-        if fua && self.needs_store() {
+        if self.wait_for(fua) == Wait::Durable && self.needs_store() {
             return self.shared.wait_destaged_of(self.id, lsn).await;
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Changing the members of a log while its owner serves (docs/protocol.md, "Configuration").
 //!
 //! Invariants:
-//! - A new member counts only once it has every batch that was acknowledged.
+//! - A new configuration counts only once its quorum has every batch that was acknowledged.
 //! - The caller creates the link of the manifest chain between the begin and the end of a change, and
 //!   holds both configurations while the outcome is unknown.
 
@@ -19,6 +19,50 @@ pub struct CatchUp {
     pub written: u64,
     /// Sequence up to which batches are acknowledged.
     pub acknowledged: u64,
+}
+
+/// A change of the members that is under way. Without [`Change::may_record`] it is given up when it is
+/// dropped; after it, both configurations are held until [`Change::end`], also if that is never called.
+pub struct Change<'a> {
+    owned: &'a OwnedLog,
+    number: u64,
+}
+
+impl Change<'_> {
+    /// Whether the link may be created: the quorum of the new configuration has everything that was
+    /// acknowledged or committed without it. Once it is true, the change cannot be given up.
+    ///
+    /// # Errors
+    /// `Unavailable` if the owner has ended.
+    pub fn may_record(&self) -> Result<bool> {
+        self.owned.check_runs()?;
+        Ok(self.owned.shared.state.lock().owner.change_to_record().is_some())
+    }
+
+    /// Ends the change, whose link is in the chain with this number.
+    ///
+    /// # Errors
+    /// `Invalid` for another number than it was begun with: both configurations stay held.
+    pub fn end(self, number: u64) -> Result<()> {
+        let mut has_ended = false;
+        self.owned.change_owner(|owner| has_ended = owner.end_change(number));
+        match has_ended || self.owned.shared.state.lock().owner.superseded_by().is_some() {
+            true => Ok(()),
+            false => {
+                let what = format!(
+                    "change the members: link {number} of the manifest chain has them instead of link {}",
+                    self.number
+                );
+                Err(Error::new(ErrorKind::Invalid, what))
+            }
+        }
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.owned.change_owner(|owner| owner.give_up_change(self.number));
+    }
 }
 
 impl OwnedLog {
@@ -54,27 +98,24 @@ impl OwnedLog {
         Some(CatchUp { written, acknowledged: state.owner.acknowledged() })
     }
 
-    /// Begins a change: from now on both configurations are held. Returns false if the quorum of `next`
-    /// lacks anything that was acknowledged: bring the new member up first, and try again.
+    /// Begins a change: from now on both configurations are held, and clients wait for the quorum of each.
+    /// `None` if another change is under way, or the owner has not opened. Bring a new member up first.
     ///
     /// # Errors
     /// `Unavailable` if the owner has ended.
-    pub fn begin_change(&self, next: Configuration) -> Result<bool> {
+    pub fn begin_change(&self, next: Configuration) -> Result<Option<Change<'_>>> {
         self.check_runs()?;
+        let number = next.number;
         let (has_begun, changes) = {
             let mut state = self.shared.state.lock();
             let has_begun = state.owner.begin_change(next);
+            // The own disk may have synced more than any client wanted; the new quorum needs it, too.
+            state.sync_wanted = state.sync_wanted.max(state.owner.committed());
             (has_begun, self.shared.publish(&state))
         };
         self.go_on(changes);
-        Ok(has_begun)
-    }
-
-    /// Ends a change whose link, with this number, is in the chain.
-    pub fn end_change(&self, number: u64) {
-        self.change_owner(|owner| {
-            owner.end_change(number);
-        });
+        // Made only then: dropped, it would give up the other change.
+        Ok(has_begun.then(|| Change { owned: self, number }))
     }
 
     /// Gives up a node that was brought up and is no member, nor becomes one by the change that is under

@@ -32,7 +32,7 @@ mod tests;
 mod traffic;
 mod window;
 
-pub use change::CatchUp;
+pub use change::{CatchUp, Change};
 pub use cluster_peers::{ClusterPeers, MemberNodes};
 pub use disk_log::{member_log, open_ring, page_cache_of};
 pub use local::{LocalMember, LocalOptions, OpenLog, OwnerRole};

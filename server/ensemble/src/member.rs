@@ -28,7 +28,7 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Time between two notes of how far the log is synced. Chosen by hand.
 const TICK: Duration = Duration::from_millis(500);
 /// Room for answers to one connection: more than an owner has requests under way.
-pub(crate) const ANSWERS_MAX: usize = 2 * QUEUE_MAX;
+pub(crate) const ANSWERS_MAX: usize = 4 * QUEUE_MAX;
 
 /// The log of a member on disk. One thread uses it. Every method blocks.
 pub trait MemberLog: Send + 'static {

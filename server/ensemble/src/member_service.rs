@@ -28,9 +28,9 @@ use uuid::Uuid;
 
 /// Longest time for one answer to leave. Chosen by hand: an owner gives up sooner.
 const WRITE_MAX: Duration = Duration::from_secs(10);
-/// Room for answers with which another request is taken: the member's queue, the request that its
-/// thread has, and this one.
-const ROOM_MIN: usize = QUEUE_MAX + 2;
+/// Room for answers with which another request is taken: the member's queue, the requests whose answers
+/// wait for a sync, the one that its thread has, and this one.
+const ROOM_MIN: usize = 2 * QUEUE_MAX + 2;
 const _: () = assert!(ROOM_MIN < ANSWERS_MAX);
 
 /// The members of this node, by pool.

@@ -33,6 +33,8 @@ block::seeded_bugs! {
     owner_role_kept: "owner-role-kept",
     /// Requests that share a sync are answered before it.
     shared_sync_answered_early: "shared-sync-answered-early",
+    /// A sync is asked for only with the batch that wants it last, however many follow.
+    sync_goal_moves: "sync-goal-moves",
     /// The members on a node answer this number of milliseconds late, as over a slow network.
     member_answers_late: "member-answers-late" = text,
 }

@@ -11,6 +11,7 @@
 
 use crate::owned::{OwnedLog, Shared, State};
 use crate::peers::Link;
+use crate::seeded_bugs::seeded_bugs;
 use crate::tasks;
 use block::Lsn;
 use replication::{Answer, Batch, Lease, MemberId, Request, Sending};
@@ -38,6 +39,8 @@ struct Sent {
     bytes: usize,
     /// A sync of everything up to this sequence was asked for, in a request with the batches up to it.
     sync_requested: u64,
+    /// The next sync is asked for with the batches up to this sequence, unless that was requested before.
+    sync_goal: u64,
     /// Time of the last request, in nanoseconds since the owner's origin.
     last_at: Option<u64>,
     /// Time of the last answer, or of the first request that has waited for one since.
@@ -286,9 +289,14 @@ fn next(shared: &Shared, member: &MemberId, sent: &mut Sent) -> Next {
 /// Shortest wait for an event. Chosen by hand: a member at its bound is looked at when it answers.
 const MIN_WAIT: Duration = Duration::from_millis(20);
 
-/// Whether a request whose last batch is `last` asks for a sync.
-fn is_sync_due(wanted: u64, sent: &Sent, synced: u64, last: u64) -> bool {
-    wanted > sent.sync_requested.max(synced) && last >= wanted
+/// Whether a request whose last batch is `last` asks for a sync. While clients want more and more, the
+/// member syncs up to what was wanted when it had nothing to sync: else it might never be sent all of it.
+fn is_sync_due(wanted: u64, sent: &mut Sent, synced: u64, last: u64) -> bool {
+    let known = sent.sync_requested.max(synced);
+    if sent.sync_goal <= known || seeded_bugs().sync_goal_moves {
+        sent.sync_goal = wanted;
+    }
+    sent.sync_goal > known && last >= sent.sync_goal
 }
 
 /// What a request carries.
@@ -379,16 +387,29 @@ mod tests {
     #[test]
     fn sync_is_asked_for_once_and_with_the_last_batch_that_wants_it() {
         let mut sent = Sent::default();
-        assert!(is_sync_due(7, &sent, 6, 7));
+        assert!(is_sync_due(7, &mut sent, 6, 7));
         sent.sync_requested = 7;
         sent.on_request(0, 4096);
-        assert!(!is_sync_due(7, &sent, 6, 7), "it is under way");
+        assert!(!is_sync_due(7, &mut sent, 6, 7), "it is under way");
+        assert!(!is_sync_due(9, &mut sent, 6, 8), "a batch before it is not sent yet");
         assert!(
-            is_sync_due(8, &sent, 6, 8),
+            is_sync_due(9, &mut sent, 6, 9),
             "the member lets it share the sync under way, or the next one"
         );
-        assert!(!is_sync_due(9, &sent, 6, 8), "a batch before it is not sent yet");
         assert!(sent.on_answer(1).is_some());
         assert_eq!((sent.bytes, sent.on_answer(3)), (0, None));
+    }
+    #[test]
+    fn sync_is_asked_for_while_ever_later_batches_want_one() {
+        let mut sent = Sent::default();
+        let asked = |last: &u64| {
+            let is_due = is_sync_due(last + 100, &mut sent, 0, *last);
+            if is_due {
+                sent.sync_requested = *last;
+            }
+            is_due
+        };
+        let asked: Vec<u64> = (1..=400).filter(asked).collect();
+        assert_eq!(asked, [101, 202, 303]);
     }
 }

@@ -595,19 +595,30 @@ async fn members_come_and_go_while_the_owner_writes() {
         let (number, member) = (count as u64, cluster.ids[count - 1]);
         let next = cluster.configuration(number, 0..count);
         if number == 2 {
-            assert!(!owner.owned.begin_change(next.clone()).unwrap(), "it has nothing yet");
+            let change = owner.owned.begin_change(next.clone()).unwrap().unwrap();
+            assert!(!change.may_record().unwrap(), "it has nothing yet");
+            let sequence = owner.write(29, true);
+            tokio::task::yield_now().await;
+            assert!(owner.owned.acknowledged() < sequence, "the new member is needed");
+            drop(change);
+            owner.acknowledged(sequence).await;
         }
         owner.owned.bring_up(member).unwrap();
         assert!(owner.owned.bring_up(member).is_err());
         write(30).await;
-        until(|| {
-            let up = owner.owned.catch_up(member).unwrap();
-            up.written >= up.acknowledged
-        })
-        .await;
-        until(|| owner.owned.begin_change(next.clone()).unwrap()).await;
+        let change = owner.owned.begin_change(next.clone()).unwrap().unwrap();
+        assert!(owner.owned.begin_change(next.clone()).unwrap().is_none(), "one at a time");
+        until(|| change.may_record().unwrap()).await;
         write(31).await;
-        owner.owned.end_change(number);
+        match number {
+            2 => change.end(number).unwrap(),
+            // Its link is in the chain with another number.
+            _ => {
+                assert_eq!(change.end(9).unwrap_err().kind(), ErrorKind::Invalid);
+                assert!(owner.owned.begin_change(next).unwrap().is_none());
+                write(32).await;
+            }
+        }
     }
     // The second and third node do without the first.
     for content in 41..=45 {
@@ -618,15 +629,16 @@ async fn members_come_and_go_while_the_owner_writes() {
     drop(owner);
     let successor = cluster.take_over_with(1, 4, cluster.configuration(3, 0..3)).await.unwrap();
     successor.open().await;
-    assert_eq!(contents(&successor.log)[25..], [41, 42, 43, 44, 45, 0]);
+    assert_eq!(contents(&successor.log)[27..], [41, 42, 43, 44, 45, 0]);
     // One that is no member any more is sent nothing.
     cluster.cut(0, false);
-    until(|| contents(&cluster.logs[0]).len() == 31).await;
-    assert!(successor.owned.begin_change(cluster.configuration(5, 1..3)).unwrap());
-    successor.owned.end_change(5);
+    until(|| contents(&cluster.logs[0]).len() == 33).await;
+    let change = successor.owned.begin_change(cluster.configuration(5, 1..3)).unwrap().unwrap();
+    until(|| change.may_record().unwrap()).await;
+    change.end(5).unwrap();
     let sequence = successor.write(50, true);
     successor.acknowledged(sequence).await;
-    until(|| contents(&cluster.logs[2]).len() == 32).await;
-    assert_eq!(contents(&cluster.logs[0]).len(), 31);
+    until(|| contents(&cluster.logs[2]).len() == 34).await;
+    assert_eq!(contents(&cluster.logs[0]).len(), 33);
     assert!(!successor.owned.statuses().contains_key(&cluster.ids[0]));
 }

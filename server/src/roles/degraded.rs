@@ -101,9 +101,24 @@ fn has_quorum(
     configuration: &Configuration,
     (roles, open): (&Roles, &OpenPool),
 ) -> bool {
-    let answers = answers(owned, (roles, open));
-    let count = configuration.members.iter().filter(|member| answers(member)).count();
-    count >= configuration.quorum
+    left_out(configuration, answers(owned, (roles, open))).is_none()
+}
+
+/// The configuration without the members that do not answer; `None` if those that do are a quorum.
+fn left_out(
+    configuration: &Configuration,
+    answers: impl Fn(&Member) -> bool,
+) -> Option<Configuration> {
+    // Asked once: a member may answer again meanwhile.
+    let silent: Vec<Uuid> = configuration
+        .members
+        .iter()
+        .filter(|member| !answers(member))
+        .map(|member| member.id)
+        .collect();
+    let answering = configuration.members.len() - silent.len();
+    (answering < configuration.quorum)
+        .then(|| configuration.without(|member| silent.contains(&member.id)))
 }
 
 /// Leaves the members out that do not answer.
@@ -113,11 +128,9 @@ async fn go_on(roles: &Roles, open: &OpenPool, owned: &OwnedLog) -> Result<()> {
         return Err(Error::new(ErrorKind::Busy, what));
     };
     let configuration = configuration_of(open)?;
-    if has_quorum(owned, &configuration, (roles, open)) {
+    let Some(next) = left_out(&configuration, answers(owned, (roles, open))) else {
         return Ok(()); // enough are back
-    }
-    let answers = answers(owned, (roles, open));
-    let next = configuration.without(|member| !answers(member));
+    };
     let names: Vec<&str> = next.away.iter().map(|member| member.node_name.as_str()).collect();
     let is_to_store = next.flushes_to_store();
     // Before fewer members acknowledge anything.
@@ -260,5 +273,34 @@ fn conduct(degraded: Degraded) -> &'static str {
             "the pool goes on with the members that answer, and a flush waits for the store: alone, a loss of the \
              owner's machine loses only what was not flushed"
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn members_that_answer_again_meanwhile_are_left_out_all_the_same() {
+        let member = |number: u128| Member {
+            id: Uuid::from_u128(number),
+            node: Uuid::from_u128(10 + number),
+            node_name: number.to_string(),
+        };
+        let configuration = Configuration {
+            members: (1..=3).map(member).collect(),
+            quorum: 2,
+            degraded: Degraded::Solo,
+            away: Vec::new(),
+        };
+        let asked = Cell::new(0);
+        let answers = |member: &Member| {
+            asked.set(asked.get() + 1);
+            member.id == Uuid::from_u128(1) || asked.get() > 3
+        };
+        let next = left_out(&configuration, answers).expect("one answers");
+        assert_eq!((next.members.len(), next.away.len(), next.quorum), (1, 2, 1));
+        assert_eq!(left_out(&configuration, |member| member.id != Uuid::from_u128(2)), None);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - One change is made at a time, and none counts before the manifest chain has it.
-//! - A new member has everything that was acknowledged before it counts.
+//! - A new configuration counts once its quorum has everything that was acknowledged.
 //! - The network of a new member was measured before it gets anything of the log.
 
 use super::degraded::{answers, bring_up_unless_lost};
@@ -15,12 +15,22 @@ use block::{Error, ErrorKind, Result};
 use cluster::{Node, NodeId};
 use control::manifest::{Configuration, Degraded, Member};
 use engine::open_pool::OpenPool;
-use ensemble::{MemberStatus, OwnedLog};
+use ensemble::{Change, MemberStatus, OwnedLog};
 use std::time::Duration;
 use uuid::Uuid;
 
 /// Pause between two looks at a member that is brought up. Chosen by hand.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
+/// Number of batches that a member may lack when clients begin to wait for it. Chosen by hand: a member that
+/// keeps up with the load sends them within milliseconds.
+const NEAR: u64 = 128;
+/// Longest wait of clients for a new quorum, after which they go on with the former one for a while. Chosen
+/// by hand: far below the timeouts of clients.
+const HOLD_MAX: Duration = Duration::from_millis(500);
+/// Pause between two looks meanwhile. Chosen by hand.
+const HOLD_LOOK_PAUSE: Duration = Duration::from_millis(2);
+/// Pause between two such waits. Chosen by hand.
+const HOLD_PAUSE: Duration = Duration::from_secs(2);
 /// Time without progress after which a member that is brought up is given up. Chosen by hand: it may
 /// have to be reset, and its machine to write a whole ring.
 const STALL_MAX: Duration = Duration::from_secs(60);
@@ -160,7 +170,7 @@ fn check_answering(
     Err(Error::new(ErrorKind::Unavailable, what))
 }
 
-/// Waits until a member has everything that was acknowledged.
+/// Waits until a member has nearly everything that was acknowledged: under load, it may never have all.
 pub(super) async fn bring_up(
     clock: &dyn Clock,
     owned: &OwnedLog,
@@ -173,7 +183,7 @@ pub(super) async fn bring_up(
             let what = format!("bring node {name} up: the change was given up");
             return Err(Error::new(ErrorKind::Unavailable, what));
         };
-        if up.written > 0 && up.written >= up.acknowledged {
+        if up.written > 0 && up.written.saturating_add(NEAR) >= up.acknowledged {
             return Ok(());
         }
         if up.written > best {
@@ -189,25 +199,47 @@ pub(super) async fn bring_up(
     }
 }
 
-/// Changes the configuration to `next`, whose new member was brought up.
+/// Changes the configuration to `next`, whose new member was brought up. Without effect if it holds already.
 pub(super) async fn change(open: &OpenPool, owned: &OwnedLog, next: &Configuration) -> Result<()> {
-    let number = open.ownership.manifest().number + 1;
-    let (clock, begun_at) = (&open.config.clock, open.config.clock.now());
-    let held = crate::adapters::log_members::configuration_of(number, next);
-    while !owned.begin_change(held.clone())? {
+    let newest = open.ownership.manifest();
+    if newest.configuration.as_ref() == Some(next) {
+        return Ok(()); // the chain would get no link of this number
+    }
+    let clock = &*open.config.clock;
+    let held = crate::adapters::log_members::configuration_of(newest.number + 1, next);
+    let change = begin(clock, owned, &held).await?;
+    // From here on the change cannot be given up: its link may exist.
+    let number = record(open, next).await?;
+    change.end(number).inspect_err(|error| {
+        // It would acknowledge by both configurations for good, and never give the pool up.
+        open.pool.lose(error.clone());
+    })
+}
+
+/// Begins a change, and waits until its link may be created. Clients wait meanwhile, but never for long.
+async fn begin<'a>(
+    clock: &dyn Clock,
+    owned: &'a OwnedLog,
+    held: &replication::Configuration,
+) -> Result<Change<'a>> {
+    let begun_at = clock.now();
+    loop {
+        let held_at = clock.now();
+        let mut pause = LOOK_PAUSE;
+        if let Some(change) = owned.begin_change(held.clone())? {
+            while clock.since(held_at) < HOLD_MAX {
+                if change.may_record()? {
+                    return Ok(change);
+                }
+                tokio::time::sleep(HOLD_LOOK_PAUSE).await;
+            }
+            pause = HOLD_PAUSE;
+        }
         if clock.since(begun_at) > STALL_MAX {
             let what = "change the members: too few of the new members have the log; look at `spindle pool members list`";
             return Err(Error::new(ErrorKind::Unavailable, what));
         }
-        tokio::time::sleep(LOOK_PAUSE).await;
-    }
-    // From here on the change cannot be given up: its link may exist.
-    match record(open, next).await {
-        Ok(number) => {
-            owned.end_change(number);
-            Ok(())
-        }
-        Err(error) => Err(error),
+        tokio::time::sleep(pause).await;
     }
 }
 

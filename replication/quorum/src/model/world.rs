@@ -132,6 +132,8 @@ pub(super) enum Action {
     Open(usize),
     AddLearner(usize),
     BeginChange(usize, usize),
+    /// An owner gives up the change of the members that it has begun.
+    GiveUpChange(usize),
     /// The owner creates the link of its change; false: it does not learn of it.
     Record(usize, bool),
     /// The owner gives its lease up.
@@ -422,6 +424,7 @@ impl World {
             Action::Open(at) => self.open(bounds, seeded_bugs, at),
             Action::AddLearner(at) => self.add_learner(at),
             Action::BeginChange(at, to) => self.begin_change(at, to),
+            Action::GiveUpChange(at) => self.give_up_change(at),
             Action::Record(at, learns) => self.record(at, learns),
             Action::Resign(at) => self.resign(at),
             Action::Tick => self.now += 1,
@@ -611,6 +614,12 @@ impl World {
         let next = Configuration { number: newest.number + 1, members, quorum };
         if let Some(Node { role: Role::Owner(owner), .. }) = &mut self.machines[at].node {
             owner.begin_change(next);
+        }
+    }
+
+    fn give_up_change(&mut self, at: usize) {
+        if let Some(Node { role: Role::Owner(owner), .. }) = &mut self.machines[at].node {
+            owner.change().into_iter().for_each(|number| owner.give_up_change(number));
         }
     }
 

@@ -243,7 +243,11 @@ async fn flush_of_any_volume_waits_for_the_store_while_it_has_to() {
         let flushed = pool.tier().destaged_lsn();
         assert!(flushed > Lsn::NONE);
         volume.write(4096, pattern(2, 4096), WriteFlags { fua: true }).await.unwrap();
-        assert!(pool.tier().destaged_lsn() > flushed);
+        let written = pool.tier().destaged_lsn();
+        assert!(written > flushed);
+        volume.write(12288, pattern(4, 4096), NO_FUA).await.unwrap();
+        let is_stored = pool.tier().destaged_lsn() > written;
+        assert_eq!(is_stored, durability == Durability::Write, "its writes need no flush");
         pool.set_flushes_to_store(false);
         let flushed = pool.tier().destaged_lsn();
         volume.write(8192, pattern(3, 4096), WriteFlags { fua: true }).await.unwrap();

@@ -30,6 +30,8 @@ const POOL: Uuid = Uuid::from_u128(99);
 /// Pause between two looks at the silence, which grows while the node may not take over.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 const LOOK_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Number of batches that a new member may lack when clients begin to wait for it. Chosen by hand.
+const NEAR: u64 = 8;
 /// Longest time of a change of the members. Chosen by hand.
 const CHANGE_MAX: Duration = Duration::from_secs(20);
 
@@ -504,7 +506,7 @@ impl Daemon {
             owned.bring_up(added)?;
             while !owned
                 .catch_up(added)
-                .is_some_and(|up| up.written > 0 && up.written >= up.acknowledged)
+                .is_some_and(|up| up.written > 0 && up.written + NEAR >= up.acknowledged)
             {
                 self.sleep(Duration::from_millis(20)).await;
                 if self.clock.now() > until {
@@ -513,9 +515,11 @@ impl Daemon {
                 }
             }
         }
-        while !owned.begin_change(held(number, next))? {
+        let Some(change) = owned.begin_change(held(number, next))? else { return Ok(false) };
+        while !change.may_record()? {
             self.sleep(Duration::from_millis(20)).await;
             if self.clock.now() > until {
+                drop(change);
                 added.into_iter().for_each(|added| owned.give_up(added));
                 return Ok(false);
             }
@@ -523,10 +527,7 @@ impl Daemon {
         self.site.changing.notify_one();
         loop {
             match ownership.change_configuration(next).await {
-                Changed::Ours(number) => {
-                    owned.end_change(number);
-                    return Ok(true);
-                }
+                Changed::Ours(number) => return change.end(number).map(|()| true),
                 Changed::Fenced(error) => return Err(error),
                 Changed::Unknown => self.sleep(Duration::from_secs(1)).await,
             }

@@ -111,7 +111,10 @@ impl World {
                 if owner.is_open() && ids.any(|id| owner.progress(id).is_none()) {
                     actions.push(Action::AddLearner(at));
                 }
-                if owner.change_to_record().is_some() {
+                if owner.change().is_some() {
+                    actions.push(Action::GiveUpChange(at));
+                }
+                if owner.may_record_change() {
                     actions.extend([true, false].map(|learns| Action::Record(at, learns)));
                 }
             }
