@@ -20,7 +20,7 @@ mod watching;
 pub(crate) use asking::Desk;
 pub(crate) use degraded::{keep_going, set_degraded};
 pub(crate) use forward::{Passages, forward};
-pub(crate) use members::{add_member, members_of, remove_member};
+pub(crate) use members::{add_member, members_of, remove_member, replace_member};
 pub(crate) use moving::{Successor, begin_move};
 pub(crate) use watching::watch_members;
 
@@ -85,6 +85,8 @@ pub(crate) struct Roles {
     owner: tokio::sync::Mutex<Option<(NodeId, Uuid)>>,
     /// Held while the members change.
     changes: tokio::sync::Mutex<()>,
+    /// The node that is brought up before it becomes a member, while the members change.
+    joining: Mutex<Option<Member>>,
     /// The node to which this one hands the pool over.
     successor: watch::Sender<Option<Successor>>,
     /// The last hand-over from this node.
@@ -113,6 +115,7 @@ impl Roles {
             passages: Mutex::new(None),
             owner: tokio::sync::Mutex::default(),
             changes: tokio::sync::Mutex::default(),
+            joining: Mutex::default(),
             successor: watch::Sender::new(None),
             last_move: Mutex::new(None),
             moved_from: Mutex::new(None),
@@ -641,8 +644,8 @@ fn missing_log_advice(configuration: &Configuration) -> &'static str {
              the log is gone, `spindle serve --take-over` says how to go on with what the store has"
         }
         _ => {
-            "if the disk of the log is not mounted, mount it and start spindle again. If the log is gone, remove the node \
-             from the pool, on its owner, and add it again; put no copy from earlier in its place"
+            "if the disk of the log is not mounted, mount it and start spindle again. If the log is gone, give `spindle pool \
+             members replace` with the name of this node; put no copy from earlier in its place"
         }
     }
 }

@@ -35,6 +35,7 @@ mod mounted;
 mod neighbour;
 mod nodes;
 mod nodes_misused;
+mod nodes_replaced;
 mod one_object;
 mod operator;
 mod postgres;

@@ -16,6 +16,9 @@ pub struct MembersInfo {
     /// they are back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub away: Vec<String>,
+    /// The node that is brought up before it becomes a member, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joining: Option<JoiningInfo>,
     /// Bytes of the log since the pool was opened.
     #[serde(default)]
     pub traffic: TrafficInfo,
@@ -85,11 +88,28 @@ pub struct MemberInfo {
     pub answer_us: Option<u64>,
 }
 
+/// A node that gets the log before it becomes a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoiningInfo {
+    /// Its name.
+    pub node: String,
+    /// Acknowledged batches that it lacks.
+    pub behind: u64,
+    /// Bytes of batches sent to it.
+    pub sent_bytes: u64,
+    /// The reason why the owner does not reach it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
 /// A node that has become a member of the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberAdded {
     /// Name of the node.
     pub node: String,
+    /// Name of the node whose place it has taken, if it was to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<String>,
     /// Number of members, with this one.
     pub member_count: u64,
     /// Number of members that have a write before it is acknowledged.

@@ -30,6 +30,17 @@ pub enum PoolRequest {
         #[serde(default)]
         force: bool,
     },
+    /// Makes a node a member of the write log in place of another one, and answers once it counts.
+    ReplaceMember {
+        /// Name or id of the node whose place it takes.
+        node: String,
+        /// Name or id of the new node; absent if it has the name of the other.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        with: Option<String>,
+        /// Also if the network to it is far slower than that to the other members.
+        #[serde(default)]
+        force: bool,
+    },
     /// Removes a node from the members of the write log.
     RemoveMember {
         /// Name or id of the node.

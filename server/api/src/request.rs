@@ -54,6 +54,7 @@ impl Request {
                 | PoolRequest::Stop {}
                 | PoolRequest::Fsck {}
                 | PoolRequest::AddMember { .. }
+                | PoolRequest::ReplaceMember { .. }
                 | PoolRequest::Move { .. }
                 | PoolRequest::RepairCounts { .. },
             )

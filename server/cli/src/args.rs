@@ -40,7 +40,7 @@ use std::path::{Path, PathBuf};
 
 /// Fast, safe virtual disks on an object store.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "spindle", version, about, max_term_width = 100, subcommand_required = true)]
+#[command(name = "spindle", version, max_term_width = 100, subcommand_required = true)]
 #[command(
     after_help = "Exit codes: 0 done, 1 failed, 2 wrong command line or configuration, 3 ended by a second signal,\n4 attach of a URI: the server ended the attachment, 5 serve: the disk of the write log failed.\n\
     Environment: SPINDLE_LOG sets the log filter (info, tiering=debug, …); the store's credentials \
@@ -86,7 +86,7 @@ pub enum Command {
     /// Manage copies of a pool in other stores, of any provider
     #[command(subcommand)]
     Copy(CopyCommand),
-    /// Remove a pool, bring it back, or delete it for good
+    /// Manage the members of a pool's write log, move the pool, remove it, bring it back
     #[command(subcommand)]
     Pool(PoolCommand),
     /// Rehearse a failure, and measure what clients see of it

@@ -2,7 +2,9 @@
 
 use super::{AdminPool, convert, name_of};
 use crate::adapters::pool_volumes::Attachments;
-use crate::roles::{Roles, add_member, begin_move, members_of, remove_member, set_degraded};
+use crate::roles::{
+    Roles, add_member, begin_move, members_of, remove_member, replace_member, set_degraded,
+};
 use api::Reply;
 use api::member;
 use api::pool::PoolRequest;
@@ -33,6 +35,9 @@ impl AdminPool {
             PoolRequest::Members {} => Ok(Reply::Members(members_of(self.roles()?, open).await?)),
             PoolRequest::AddMember { node, force } => {
                 add_member(self.roles()?, open, &node, force).await
+            }
+            PoolRequest::ReplaceMember { node, with, force } => {
+                replace_member(self.roles()?, open, &node, with.as_deref(), force).await
             }
             PoolRequest::RemoveMember { node } => {
                 let message = remove_member(self.roles()?, open, &node).await?;

@@ -42,6 +42,7 @@ fn concerns_pool(request: &Request) -> bool {
             | PoolRequest::RepairCounts { .. }
             | PoolRequest::Members {}
             | PoolRequest::AddMember { .. }
+            | PoolRequest::ReplaceMember { .. }
             | PoolRequest::RemoveMember { .. }
             | PoolRequest::SetDegraded { .. }
             | PoolRequest::Move { .. } => true,

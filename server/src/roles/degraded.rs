@@ -8,7 +8,7 @@
 //! - A node that is back counts only once it has every acknowledged batch.
 
 use super::Roles;
-use super::members::{bring_up, change, configuration_of, owned_by};
+use super::members::{Joining, bring_up, change, configuration_of, owned_by};
 use super::messages::{self, Answer, Question};
 use block::{Error, ErrorKind, Result};
 use cluster::NodeId;
@@ -189,13 +189,15 @@ async fn take_back_one(
     // A directory that was wiped has another identity.
     let Answer::Member { id } = answer? else { return Ok(false) };
     let configuration = configuration_of(open)?;
-    let next = configuration.with(Member { id, ..away.clone() });
+    let member = Member { id, ..away.clone() };
+    let next = configuration.with(member.clone());
     next.check(open.node.node_id())?;
     if let Some(members) = roles.member() {
         members.reach(&next);
     }
     owned.bring_up(id)?;
     let changed = async {
+        let _shown = Joining::new(roles, &member);
         bring_up_unless_lost(&configuration, owned, (roles, open), (id, &away.node_name)).await?;
         change(open, owned, &next).await
     };

@@ -6,10 +6,10 @@
 //! - The network of a new member was measured before it gets anything of the log.
 
 use super::degraded::{answers, bring_up_unless_lost};
-use super::messages::{self, Answer, Question};
+use super::messages::{self, Answer, Question, Role};
 use super::{Roles, measuring, record};
 use api::Reply;
-use api::member::{self, MemberAdded, MemberInfo, MembersInfo, TrafficInfo};
+use api::member::{self, JoiningInfo, MemberAdded, MemberInfo, MembersInfo, TrafficInfo};
 use block::env::Clock;
 use block::{Error, ErrorKind, Result};
 use cluster::{Node, NodeId};
@@ -74,15 +74,122 @@ pub(crate) async fn add_member(
 ) -> Result<Reply> {
     let _one_at_a_time = roles.changes.lock().await;
     let (owned, node) = (owned_by(roles).await?, node_named(roles, name)?);
-    let manifest = open.ownership.manifest();
-    let now = configuration_of(open)?;
-    if now.members.iter().any(|member| member.node == node.id.0) {
+    if configuration_of(open)?.members.iter().any(|member| member.node == node.id.0) {
         let message = format!("node {name} is a member of the pool's log already");
         return Ok(Reply::Done { message });
     }
+    admit((roles, open), &owned, &node, None, force).await
+}
+
+/// Makes a node a member of the pool's log in place of `old`, and waits until it counts: `with`, or without it the node
+/// of the cluster that has the name of the old one.
+///
+/// # Errors
+/// `Invalid` if the old one is the owner, or the new one is a member; those of [`add_member`].
+pub(crate) async fn replace_member(
+    roles: &Roles,
+    open: &OpenPool,
+    old: &str,
+    with: Option<&str>,
+    force: bool,
+) -> Result<Reply> {
+    let _one_at_a_time = roles.changes.lock().await;
+    let owned = owned_by(roles).await?;
+    let now = configuration_of(open)?;
+    let is_old = |member: &&Member| is_on(member, old);
+    let Some(member) = now.members.iter().chain(&now.away).find(is_old).cloned() else {
+        return Err(no_such_member("replace", old));
+    };
+    if member.id == open.node.node_id() {
+        return Err(is_the_owner("replace", old));
+    }
+    let node = node_named(roles, with.unwrap_or(old)).map_err(|error| {
+        error.context("let the new machine join the cluster first (`spindle node token`, `spindle node join`)")
+    })?;
+    if node.id.0 != member.node {
+        if now.members.iter().any(|member| member.node == node.id.0) {
+            let what = format!(
+                "replace node {old}: node {} is a member of the pool's log already",
+                node.name
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
+        return admit((roles, open), &owned, &node, Some(&member), force).await;
+    }
+    // The same identity in the cluster: only its log may be lost.
+    let question = Question::Role { pool: open.ownership.manifest().pool };
+    let answer = messages::ask(roles.cluster(), node.id, &question).await?;
+    if !matches!(answer, Answer::Role(Role::None {})) {
+        let what = format!(
+            "replace node {old}: it has its log; to put another node in its place, name that one, too"
+        );
+        return Err(Error::new(ErrorKind::Invalid, what));
+    }
+    let next = without_node(&now, old);
+    check_answering((roles, open), &owned, &next, "replace", old)?;
+    change(open, &owned, &next).await?;
+    admit((roles, open), &owned, &node, Some(&member), force).await
+}
+
+/// Whether the member is on the node with this name or id.
+fn is_on(member: &Member, name: &str) -> bool {
+    member.node_name == name || member.node.to_string() == name
+}
+
+fn without_node(now: &Configuration, name: &str) -> Configuration {
+    let mut next = now.clone();
+    next.members.retain(|member| !is_on(member, name));
+    next.away.retain(|member| !is_on(member, name));
+    next.quorum = next.members.len() / 2 + 1;
+    next
+}
+
+fn no_such_member(verb: &str, name: &str) -> Error {
+    let what = format!("{verb} node {name}: it is no member of the pool's log");
+    Error::new(ErrorKind::NotFound, what)
+}
+
+fn is_the_owner(verb: &str, name: &str) -> Error {
+    let what = format!(
+        "{verb} node {name}: it owns the pool; move the pool to another member first (`spindle pool move`)"
+    );
+    Error::new(ErrorKind::Invalid, what)
+}
+
+/// The place of the node that is brought up, for those who list the members.
+pub(super) struct Joining<'a>(&'a Roles);
+
+impl<'a> Joining<'a> {
+    pub(super) fn new(roles: &'a Roles, member: &Member) -> Joining<'a> {
+        *roles.joining.lock() = Some(member.clone());
+        Joining(roles)
+    }
+}
+
+impl Drop for Joining<'_> {
+    fn drop(&mut self) {
+        *self.0.joining.lock() = None;
+    }
+}
+
+/// Makes a node that is no member one, in place of `replaced` if that is given. The caller holds the lock of the
+/// changes.
+async fn admit(
+    (roles, open): (&Roles, &OpenPool),
+    owned: &OwnedLog,
+    node: &Node,
+    replaced: Option<&Member>,
+    force: bool,
+) -> Result<Reply> {
+    let manifest = open.ownership.manifest();
+    let (now, name) = (configuration_of(open)?, node.name.as_str());
+    let kept = match replaced {
+        Some(old) => without_node(&now, &old.node.to_string()),
+        None => now.clone(),
+    };
     let me = open.node.node_id();
-    let others: Vec<&Member> = now.members.iter().filter(|member| member.id != me).collect();
-    let paths = measuring::measure(roles, &others, &node).await?;
+    let others: Vec<&Member> = kept.members.iter().filter(|member| member.id != me).collect();
+    let paths = measuring::measure(roles, &others, node).await?;
     let outlier = paths.verdict();
     if let Some(reason) = outlier.as_ref().filter(|_| !force) {
         let what = format!(
@@ -96,22 +203,25 @@ pub(crate) async fn add_member(
         let what = format!("make node {name} a member: it gave another answer than was asked for");
         return Err(Error::new(ErrorKind::Corrupt, what));
     };
-    let next = now.with(Member { id, node: node.id.0, node_name: node.name.clone() });
+    let member = Member { id, node: node.id.0, node_name: node.name.clone() };
+    let next = kept.with(member.clone());
     next.check(open.node.node_id())?;
     if let Some(members) = roles.member() {
         members.reach(&next);
     }
     owned.bring_up(id)?;
     let changed = async {
-        bring_up_unless_lost(&now, &owned, (roles, open), (id, name)).await?;
-        change(open, &owned, &next).await
+        let _shown = Joining::new(roles, &member);
+        bring_up_unless_lost(&now, owned, (roles, open), (id, name)).await?;
+        change(open, owned, &next).await
     };
     if let Err(error) = changed.await {
         owned.give_up(id);
         return Err(error);
     }
     Ok(Reply::MemberAdded(MemberAdded {
-        node: node.name,
+        node: node.name.clone(),
+        replaced: replaced.map(|old| old.node_name.clone()),
         member_count: next.members.len() as u64,
         quorum: next.quorum as u64,
         forced: outlier,
@@ -123,24 +233,15 @@ pub(crate) async fn add_member(
 pub(crate) async fn remove_member(roles: &Roles, open: &OpenPool, name: &str) -> Result<String> {
     let _one_at_a_time = roles.changes.lock().await;
     let owned = owned_by(roles).await?;
-    let mut next = configuration_of(open)?;
-    let is_another = |member: &Member| member.node_name != name && member.node.to_string() != name;
-    let before = next.members.len() + next.away.len();
-    next.members.retain(is_another);
-    next.away.retain(is_another);
-    if next.members.len() + next.away.len() == before {
-        let what = format!("remove node {name}: it is no member of the pool's log");
-        return Err(Error::new(ErrorKind::NotFound, what));
+    let now = configuration_of(open)?;
+    let next = without_node(&now, name);
+    if next.members.len() + next.away.len() == now.members.len() + now.away.len() {
+        return Err(no_such_member("remove", name));
     }
     if next.member(open.node.node_id()).is_none() {
-        let what = format!(
-            "remove node {name}: it owns the pool; let another member take it over first, with `spindle pool take-over` \
-             on that node"
-        );
-        return Err(Error::new(ErrorKind::Invalid, what));
+        return Err(is_the_owner("remove", name));
     }
-    next.quorum = next.members.len() / 2 + 1;
-    check_answering((roles, open), &owned, &next, name)?;
+    check_answering((roles, open), &owned, &next, "remove", name)?;
     change(open, &owned, &next).await?;
     let (count, quorum) = (next.members.len(), next.quorum);
     Ok(format!(
@@ -153,6 +254,7 @@ fn check_answering(
     from: (&Roles, &OpenPool),
     owned: &OwnedLog,
     next: &Configuration,
+    verb: &str,
     name: &str,
 ) -> Result<()> {
     let answers = answers(owned, from);
@@ -163,7 +265,7 @@ fn check_answering(
         return Ok(());
     }
     let what = format!(
-        "remove node {name}: {quorum} of the {count} members that stay would have to acknowledge a write, and of these {} \
+        "{verb} node {name}: {quorum} of the {count} members that stay would have to acknowledge a write, and of these {} \
          does not answer. Start it again, or remove it first",
         away.join(", ")
     );
@@ -270,6 +372,15 @@ pub(crate) async fn members_of(roles: &Roles, open: &OpenPool) -> Result<Members
         members: configuration.members.iter().map(info).collect(),
         quorum: configuration.quorum as u64,
         away: configuration.away.iter().map(|member| member.node_name.clone()).collect(),
+        joining: roles.joining.lock().as_ref().map(|member| {
+            let status = statuses.get(&member.id);
+            JoiningInfo {
+                node: member.node_name.clone(),
+                behind: acknowledged.saturating_sub(status.map_or(0, |status| status.written)),
+                sent_bytes: status.map_or(0, |status| status.sent_bytes),
+                error: status.and_then(MemberStatus::trouble),
+            }
+        }),
         degraded: match configuration.degraded {
             Degraded::Block => member::Degraded::Block,
             Degraded::Solo => member::Degraded::Solo,

@@ -84,6 +84,13 @@ impl<'a> Cluster<'a> {
 
     /// Makes an empty directory a member, with the help of a node that runs.
     fn join(&mut self, node: usize, helper: usize) {
+        let name = self.admit(node, helper);
+        // The machine is busy: a measurement of its network may show anything.
+        let _ = self.nodes[helper].json(&["pool", "members", "add", &name, "--force"]);
+    }
+
+    /// Makes an empty directory a node of the cluster. Returns its name.
+    fn admit(&mut self, node: usize, helper: usize) -> String {
         let key = "spindle.key";
         let copied =
             std::fs::copy(self.nodes[helper].dir().join(key), self.nodes[node].dir().join(key));
@@ -94,17 +101,16 @@ impl<'a> Cluster<'a> {
         let joining = ["node", "join", token, "--address", &address, "--name", &name];
         let _ = self.nodes[node].json(&joining);
         self.nodes[node].restart();
-        // The machine is busy: a measurement of its network may show anything.
-        let _ = self.nodes[helper].json(&["pool", "members", "add", &name, "--force"]);
+        name
     }
 
     /// Replaces a node whose directory was lost: docs/cluster.md, "When members are missing".
     pub fn replace(&mut self, node: usize) {
         let helper = self.owner_but(Some(node));
         let old = self.names[node].clone();
-        let _ = self.nodes[helper].json(&["pool", "members", "remove", &old]);
         let _ = self.nodes[helper].json(&["node", "remove", &old]);
-        self.join(node, helper);
+        let new = self.admit(node, helper);
+        let _ = self.nodes[helper].json(&["pool", "members", "replace", &old, &new, "--force"]);
     }
 
     /// Loses all files of a node that does not run.

@@ -52,12 +52,12 @@ impl PoolArgs {
 /// Commands about a whole pool.
 #[derive(Clone, Debug, Subcommand)]
 pub enum PoolCommand {
-    /// List, add and remove the nodes that keep the pool's write log
+    /// List, add, replace and remove the nodes that keep the pool's write log
     #[command(subcommand)]
     Members(MembersCommand),
     /// Let this node, which is a member, take the pool over from its owner
     TakeOver(PoolArgs),
-    /// Hand the pool over from this node, which owns it, to another member
+    /// Hand the pool over to another member, without a failed request
     Move {
         /// Name or id of the node
         node: String,
@@ -88,7 +88,7 @@ pub enum PoolCommand {
     },
 }
 
-/// Commands about the members of a pool's write log, on the node that owns the pool.
+/// Commands about the members of a pool's write log, on any of its nodes.
 #[derive(Clone, Debug, Subcommand)]
 pub enum MembersCommand {
     /// List the members, and how far each has come
@@ -101,6 +101,22 @@ pub enum MembersCommand {
         /// Name or id of the node
         node: String,
         /// Also add a node whose network is far slower
+        #[arg(long)]
+        force: bool,
+        /// The pool.
+        #[command(flatten)]
+        pool: PoolArgs,
+    },
+    /// Put another node in the place of a member whose machine or files are lost
+    ///
+    /// The new node gets the log first, and then counts in place of the member. `spindle pool members list` shows how far
+    /// it has come
+    Replace {
+        /// Name or id of the member's node
+        node: String,
+        /// Name or id of the new node; NODE if the machine has joined the cluster again under that name
+        new: Option<String>,
+        /// Also take a node whose network is far slower
         #[arg(long)]
         force: bool,
         /// The pool.
@@ -143,6 +159,10 @@ impl PoolCommand {
             PoolCommand::Members(MembersCommand::List(pool)) => (pool, PoolRequest::Members {}),
             PoolCommand::Members(MembersCommand::Add { node, force, pool }) => {
                 (pool, PoolRequest::AddMember { node: node.clone(), force: *force })
+            }
+            PoolCommand::Members(MembersCommand::Replace { node, new, force, pool }) => {
+                let (node, with) = (node.clone(), new.clone());
+                (pool, PoolRequest::ReplaceMember { node, with, force: *force })
             }
             PoolCommand::Members(MembersCommand::Remove { node, pool }) => {
                 (pool, PoolRequest::RemoveMember { node: node.clone() })

@@ -2,7 +2,9 @@
 
 use super::{Case, done, reply};
 use api::Reply;
-use api::member::{Degraded, MemberAdded, MemberInfo, MembersInfo, PathInfo, TrafficInfo};
+use api::member::{
+    Degraded, JoiningInfo, MemberAdded, MemberInfo, MembersInfo, PathInfo, TrafficInfo,
+};
 use api::pool::MoveInfo;
 
 pub(super) fn about_members() -> Vec<(&'static str, Vec<Case>)> {
@@ -14,6 +16,7 @@ pub(super) fn about_members() -> Vec<(&'static str, Vec<Case>)> {
                 reply("spindle pool members list", Reply::Members(alone())),
                 reply("spindle pool members list", Reply::Members(left_alone())),
                 reply("spindle pool members list", Reply::Members(in_zones())),
+                reply("spindle pool members list", Reply::Members(joining())),
             ],
         ),
         (
@@ -21,6 +24,13 @@ pub(super) fn about_members() -> Vec<(&'static str, Vec<Case>)> {
             vec![
                 reply("spindle pool members add c", Reply::MemberAdded(added(None))),
                 reply("spindle pool members add c --force", Reply::MemberAdded(added(Some(SLOW)))),
+            ],
+        ),
+        (
+            "pool-members-replace",
+            vec![
+                reply("spindle pool members replace b d", Reply::MemberAdded(replaced("b", "d"))),
+                reply("spindle pool members replace c", Reply::MemberAdded(replaced("c", "c"))),
             ],
         ),
         (
@@ -68,7 +78,7 @@ fn members() -> MembersInfo {
     };
     let members = vec![owner, member("b", 2), lost];
     let (away, traffic) = (Vec::new(), TrafficInfo::default());
-    MembersInfo { members, quorum: 2, degraded: Degraded::Block, away, traffic }
+    MembersInfo { members, quorum: 2, degraded: Degraded::Block, away, joining: None, traffic }
 }
 
 fn in_zones() -> MembersInfo {
@@ -98,11 +108,23 @@ fn added(forced: Option<&str>) -> MemberAdded {
     let of_new = if forced.is_some() { 60_100 } else { 240 };
     MemberAdded {
         node: "c".to_owned(),
+        replaced: None,
         member_count: 3,
         quorum: 2,
         forced: forced.map(str::to_owned),
         paths: vec![path("a", "c", of_new), path("c", "b", of_new + 100), path("a", "b", 210)],
     }
+}
+
+fn replaced(old: &str, new: &str) -> MemberAdded {
+    let (node, replaced) = (new.to_owned(), Some(old.to_owned()));
+    MemberAdded { node, replaced, paths: Vec::new(), ..added(None) }
+}
+
+fn joining() -> MembersInfo {
+    let joining =
+        JoiningInfo { node: "d".to_owned(), behind: 40_000, sent_bytes: 1 << 30, error: None };
+    MembersInfo { joining: Some(joining), ..members() }
 }
 
 fn alone() -> MembersInfo {

@@ -2,7 +2,8 @@
 
 use super::table;
 use api::member::{
-    MemberAdded, MemberInfo, MembersInfo, PathInfo, TrafficInfo, milliseconds, rate, round_trip,
+    JoiningInfo, MemberAdded, MemberInfo, MembersInfo, PathInfo, TrafficInfo, milliseconds, rate,
+    round_trip,
 };
 use block::quantities::ByteSize;
 use std::fmt::Write;
@@ -25,6 +26,7 @@ pub(super) fn members(info: &MembersInfo) -> String {
             .map(|member| with_zone(row(member), member.zone.as_deref().unwrap_or("-"))),
     );
     rows.extend(info.away.iter().map(|node| with_zone(row_away(node), "-")));
+    rows.extend(info.joining.iter().map(|joining| with_zone(row_joining(joining), "-")));
     let (count, quorum) = (info.members.len(), info.quorum);
     let safety = match info.losses() {
         0 if info.flushes_to_store() => {
@@ -66,6 +68,13 @@ fn row_away(node: &str) -> Vec<String> {
     [node, "away", "-", "-", "-", "left out, because it did not answer"].map(str::to_owned).to_vec()
 }
 
+fn row_joining(JoiningInfo { node, behind, sent_bytes, error }: &JoiningInfo) -> Vec<String> {
+    let state = error.as_deref().unwrap_or("gets the log, and does not count yet");
+    let figures = [behind.to_string(), ByteSize(*sent_bytes).rounded(), "-".to_owned()];
+    let row = [node.clone(), "joining".to_owned()].into_iter().chain(figures);
+    row.chain(std::iter::once(state.to_owned())).collect()
+}
+
 /// Compares the bytes sent to other members with those written; `None` before the first.
 pub(super) fn traffic(traffic: &TrafficInfo) -> Option<String> {
     let TrafficInfo { written_bytes, sent_within_bytes, sent_across_bytes } = *traffic;
@@ -86,9 +95,10 @@ pub(super) fn traffic(traffic: &TrafficInfo) -> Option<String> {
 /// Describes a new member, and the network that was measured.
 #[must_use]
 pub(super) fn added(added: &MemberAdded) -> String {
-    let MemberAdded { node, member_count, quorum, forced, paths } = added;
+    let MemberAdded { node, replaced, member_count, quorum, forced, paths } = added;
+    let place = replaced.as_ref().map(|old| format!(" in place of node {old}")).unwrap_or_default();
     let mut text = format!(
-        "node {node} is a member of the pool's log: a write is acknowledged by {quorum} of {member_count} members\n"
+        "node {node} is a member of the pool's log{place}: a write is acknowledged by {quorum} of {member_count} members\n"
     );
     let row = |path: &PathInfo| {
         let figures = match &path.error {

@@ -268,13 +268,15 @@ mod tests {
         };
         let of = |members: Vec<MemberInfo>, quorum| {
             let (degraded, away, traffic) = (Degraded::Block, Vec::new(), TrafficInfo::default());
-            let members = Some(MembersInfo { members, quorum, degraded, away, traffic });
+            let members =
+                Some(MembersInfo { members, quorum, degraded, away, joining: None, traffic });
             at_risk_where(&StatusInfo { members, ..StatusInfo::default() })
         };
         let alone = |degraded| {
             let (members, away) = (vec![member("a", true)], vec!["b".to_owned()]);
             let traffic = TrafficInfo::default();
-            let members = Some(MembersInfo { members, quorum: 1, degraded, away, traffic });
+            let members =
+                Some(MembersInfo { members, quorum: 1, degraded, away, joining: None, traffic });
             at_risk_where(&StatusInfo { members, ..StatusInfo::default() })
         };
         assert_eq!(alone(Degraded::Solo), "alone: a loss of this machine loses it; away: b");
