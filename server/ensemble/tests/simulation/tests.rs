@@ -2,6 +2,7 @@
 
 use crate::report::{Counts, Outcome};
 use crate::run::run;
+use std::io::Write;
 use std::time::Duration;
 
 /// Seeds of a run in CI.
@@ -42,7 +43,9 @@ fn nodes_keep_every_promise_under_faults() {
     }
     assert!(failures.is_empty(), "these seeds fail: {failures:?}");
     let hours = simulated.as_secs_f64() / 3600.0;
-    println!("done: {} seeds, {hours:.1} simulated hours: {counts}", seeds.len());
+    // To standard error itself: the figures are part of every run's output.
+    let figures = format!("done: {} seeds, {hours:.1} simulated hours: {counts}", seeds.len());
+    let _ = writeln!(std::io::stderr(), "{figures}");
 }
 
 #[test]
