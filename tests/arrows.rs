@@ -21,6 +21,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("replication", &["block"]),
     ("ensemble", &["block", "cluster", "replication", "wal"]),
     ("tiering", &["block"]),
+    ("erasure", &["block"]),
     ("cluster", &["block"]),
     ("control", &["block", "tiering"]),
     ("engine", &["block", "control", "tiering", "wal"]),
@@ -47,7 +48,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("tests", &[]),
-    ("benches", &["block", "engine", "nbd", "server", "tiering", "ublk", "wal"]),
+    ("benches", &["block", "engine", "erasure", "nbd", "server", "tiering", "ublk", "wal"]),
     (
         "fuzz",
         &[

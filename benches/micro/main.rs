@@ -1,5 +1,5 @@
 //! The cost of one call: log append, overlay lookup, frame seal and open, map lookup and update,
-//! destage.
+//! destage, erasure codes.
 //!
 //! `cargo bench -p benches`; `cargo bench -p benches -- --test` runs each once. TMPDIR chooses the
 //! disk of the log. If the unit is bytes, criterion prints MiB/s or GiB/s of one caller.
@@ -10,6 +10,7 @@
 #![expect(clippy::disallowed_methods, reason = "it measures real time")]
 
 mod destage;
+mod erasure;
 mod frames;
 mod log;
 mod map;
@@ -17,5 +18,5 @@ mod plausible;
 
 use criterion::{criterion_group, criterion_main};
 
-criterion_group!(benches, log::bench, frames::bench, map::bench, destage::bench);
+criterion_group!(benches, log::bench, frames::bench, map::bench, destage::bench, erasure::bench);
 criterion_main!(benches);

@@ -8,8 +8,8 @@ mod world;
 
 use self::world::{Bounds, World};
 use crate::seeded_bugs::SeededBugs;
-use std::io::Write;
 use stateright::{Checker, Model, Property};
+use std::io::Write;
 
 /// States of each world, about half of which are distinct, unless `MODEL_STATES` says otherwise.
 const STATES: usize = 420_000;
