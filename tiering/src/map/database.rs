@@ -58,9 +58,10 @@ pub const MEMTABLE_BYTES_MAX: u64 = 2 * MEMTABLE_BYTES as u64;
 const LEVEL_0_COUNT_MAX: usize = 64;
 /// Further tables allowed, up to [`LEVEL_0_COUNT_END`], for a database that is opened with level 0
 /// full: its first commits must not wait for a compaction, which takes seconds to begin. Chosen by
-/// hand: the number of commits in that time.
+/// hand: the number of commits in that time. Owners that follow each other every few seconds end before
+/// a compaction does, so the end is far off: hundreds of them.
 const LEVEL_0_COUNT_MORE: usize = 16;
-const LEVEL_0_COUNT_END: usize = 256;
+const LEVEL_0_COUNT_END: usize = 1024;
 
 /// Interval of the compactor worker's heartbeat, and the silence after which another worker takes
 /// over its work. A killed daemon leaves work claimed. Until that is taken over, the daemon that
