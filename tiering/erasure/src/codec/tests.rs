@@ -1,3 +1,5 @@
+//! Every pattern of losses, golden bytes, and the library against itself.
+
 use super::*;
 use crate::cuts::UNIT_BYTES;
 use crate::pattern::Pattern;

@@ -1,3 +1,5 @@
+//! The bytes of a fragment: strangers, damage, wrong places, golden bytes.
+
 use super::*;
 use crate::codec::{
     self,
