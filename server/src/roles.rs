@@ -644,8 +644,8 @@ fn missing_log_advice(configuration: &Configuration) -> &'static str {
              the log is gone, `spindle serve --take-over` says how to go on with what the store has"
         }
         _ => {
-            "if the disk of the log is not mounted, mount it and start spindle again. If the log is gone, give `spindle pool \
-             members replace` with the name of this node; put no copy from earlier in its place"
+            "if the disk of the log is not mounted, mount it and start spindle again. If the log is gone, remove the node \
+             from the pool and add it again (`spindle pool members`); put no copy from earlier in its place"
         }
     }
 }

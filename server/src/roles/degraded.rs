@@ -25,6 +25,10 @@ use uuid::Uuid;
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
 /// Pause between two attempts to take nodes back. Chosen by hand.
 const TAKE_BACK_PAUSE: Duration = Duration::from_secs(1);
+/// Pause after an attempt that has failed after [`LONG_ATTEMPT`]: clients may have waited for the node more than once.
+/// Chosen by hand.
+const FAILED_PAUSE: Duration = Duration::from_secs(120);
+const LONG_ATTEMPT: Duration = Duration::from_secs(10);
 /// Longest wait for the answer of a node that may be away. Chosen by hand.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
@@ -36,7 +40,7 @@ pub(crate) async fn keep_going(
 ) {
     let clock = Arc::clone(&open.config.clock);
     let mut lost_since: Option<Instant> = None;
-    let mut looked_back: Option<Instant> = None;
+    let mut looked_back: Option<(Instant, Duration)> = None;
     loop {
         tokio::select! {
             () = tokio::time::sleep(LOOK_PAUSE) => {}
@@ -51,15 +55,18 @@ pub(crate) async fn keep_going(
         open.pool.set_replicated(configuration.members.len() > 1);
         if has_quorum(&owned, &configuration, (&roles, &open)) {
             lost_since = None;
-            let is_due = looked_back.is_none_or(|at| clock.since(at) >= TAKE_BACK_PAUSE);
+            let is_due = looked_back.is_none_or(|(at, pause)| clock.since(at) >= pause);
             if configuration.away.is_empty() || !is_due {
                 continue;
             }
-            tokio::select! {
-                () = take_back(&roles, &open, &owned, &configuration) => {}
+            let pause = tokio::select! {
+                is_quiet = take_back(&roles, &open, &owned, &configuration) => match is_quiet {
+                    true => TAKE_BACK_PAUSE,
+                    false => FAILED_PAUSE,
+                },
                 _ = stop.wait_for(|stop| *stop) => return,
-            }
-            looked_back = Some(clock.now());
+            };
+            looked_back = Some((clock.now(), pause));
             continue;
         }
         let since = *lost_since.get_or_insert_with(|| clock.now());
@@ -145,13 +152,14 @@ async fn go_on(roles: &Roles, open: &OpenPool, owned: &OwnedLog) -> Result<()> {
     Ok(())
 }
 
-/// Makes nodes members again that are back.
+/// Makes nodes members again that are back. Returns false after a long attempt that has failed.
 async fn take_back(
     roles: &Roles,
     open: &OpenPool,
     owned: &OwnedLog,
     configuration: &Configuration,
-) {
+) -> bool {
+    let (begun_at, mut is_quiet) = (open.config.clock.now(), true);
     for away in &configuration.away {
         // The log of the node says why, while it is away.
         match take_back_one(roles, open, owned, away).await {
@@ -164,15 +172,19 @@ async fn take_back(
             Ok(false) => {}
             Err(error) if error.kind() == ErrorKind::Fenced => {
                 open.pool.lose(error);
-                return;
+                return true;
             }
-            Err(error) => tracing::debug!(
-                node = away.node_name,
-                error = %error.chain(),
-                "could not make a node a member of the write log again"
-            ),
+            Err(error) => {
+                is_quiet &= open.config.clock.since(begun_at) < LONG_ATTEMPT;
+                tracing::debug!(
+                    node = away.node_name,
+                    error = %error.chain(),
+                    "could not make a node a member of the write log again"
+                );
+            }
         }
     }
+    is_quiet
 }
 
 async fn take_back_one(

@@ -6,7 +6,7 @@
 //! - The network of a new member was measured before it gets anything of the log.
 
 use super::degraded::{answers, bring_up_unless_lost};
-use super::messages::{self, Answer, Question, Role};
+use super::messages::{self, Answer, Question};
 use super::{Roles, measuring, record};
 use api::Reply;
 use api::member::{self, JoiningInfo, MemberAdded, MemberInfo, MembersInfo, TrafficInfo};
@@ -106,28 +106,20 @@ pub(crate) async fn replace_member(
     let node = node_named(roles, with.unwrap_or(old)).map_err(|error| {
         error.context("let the new machine join the cluster first (`spindle node token`, `spindle node join`)")
     })?;
-    if node.id.0 != member.node {
-        if now.members.iter().any(|member| member.node == node.id.0) {
-            let what = format!(
-                "replace node {old}: node {} is a member of the pool's log already",
-                node.name
-            );
-            return Err(Error::new(ErrorKind::Invalid, what));
-        }
-        return admit((roles, open), &owned, &node, Some(&member), force).await;
-    }
-    // The same identity in the cluster: only its log may be lost.
-    let question = Question::Role { pool: open.ownership.manifest().pool };
-    let answer = messages::ask(roles.cluster(), node.id, &question).await?;
-    if !matches!(answer, Answer::Role(Role::None {})) {
+    // The pool would do without the member until its new log has everything, and for good if that fails.
+    if node.id.0 == member.node {
         let what = format!(
-            "replace node {old}: it has its log; to put another node in its place, name that one, too"
+            "replace node {old}: the cluster has no other node of this name; name the new one, once it has joined the \
+             cluster. If only the log of {old} is lost, and its daemon runs: `spindle pool members remove {old}`, then \
+             `spindle pool members add {old}`"
         );
         return Err(Error::new(ErrorKind::Invalid, what));
     }
-    let next = without_node(&now, old);
-    check_answering((roles, open), &owned, &next, "replace", old)?;
-    change(open, &owned, &next).await?;
+    if now.members.iter().any(|member| member.node == node.id.0) {
+        let what =
+            format!("replace node {old}: node {} is a member of the pool's log already", node.name);
+        return Err(Error::new(ErrorKind::Invalid, what));
+    }
     admit((roles, open), &owned, &node, Some(&member), force).await
 }
 
@@ -206,19 +198,30 @@ async fn admit(
     let member = Member { id, node: node.id.0, node_name: node.name.clone() };
     let next = kept.with(member.clone());
     next.check(open.node.node_id())?;
-    if let Some(members) = roles.member() {
-        members.reach(&next);
-    }
+    // The one that is replaced stays a member until the link without it exists.
+    let mut all = now.clone();
+    all.members.push(member.clone());
+    let reach = |configuration: &Configuration| {
+        if let Some(members) = roles.member() {
+            members.reach(configuration);
+        }
+    };
+    reach(&all);
     owned.bring_up(id)?;
     let changed = async {
         let _shown = Joining::new(roles, &member);
-        bring_up_unless_lost(&now, owned, (roles, open), (id, name)).await?;
+        match replaced.is_some() && now.degraded == Degraded::Block {
+            // The quorum may be lost for good without the new one.
+            true => bring_up(&*open.config.clock, owned, id, name).await?,
+            false => bring_up_unless_lost(&now, owned, (roles, open), (id, name)).await?,
+        }
         change(open, owned, &next).await
     };
     if let Err(error) = changed.await {
         owned.give_up(id);
         return Err(error);
     }
+    reach(&next);
     Ok(Reply::MemberAdded(MemberAdded {
         node: node.name.clone(),
         replaced: replaced.map(|old| old.node_name.clone()),
@@ -325,6 +328,7 @@ async fn begin<'a>(
     held: &replication::Configuration,
 ) -> Result<Change<'a>> {
     let begun_at = clock.now();
+    let mut hold_pause = None;
     loop {
         let held_at = clock.now();
         let mut pause = LOOK_PAUSE;
@@ -335,10 +339,19 @@ async fn begin<'a>(
                 }
                 tokio::time::sleep(HOLD_LOOK_PAUSE).await;
             }
-            pause = HOLD_PAUSE;
+            // Clients wait again, but for ever smaller a part of the time.
+            pause = hold_pause.map_or(HOLD_PAUSE, |before| before * 2);
+            hold_pause = Some(pause);
         }
         if clock.since(begun_at) > STALL_MAX {
-            let what = "change the members: too few of the new members have the log; look at `spindle pool members list`";
+            let what = match hold_pause {
+                Some(_) => {
+                    "change the members: too few of the new members have the log; look at `spindle pool members list`"
+                }
+                None => {
+                    "change the members: another change of them has not ended, or the pool is being handed over"
+                }
+            };
             return Err(Error::new(ErrorKind::Unavailable, what));
         }
         tokio::time::sleep(pause).await;
