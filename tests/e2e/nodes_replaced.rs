@@ -1,8 +1,8 @@
-//! A member whose log or whole machine is lost gets a successor by one command.
+//! A member whose machine is lost gets a successor by one command, and one that lost only its log another log.
 //!
 //! Invariants:
 //! - No acknowledged write is lost, although each replacement begins with nothing.
-//! - Nothing changes before the new node answers.
+//! - A command that is refused changes nothing.
 
 use crate::fail_over::{NAMES, Nodes};
 use crate::nodes::{free_address, refused};

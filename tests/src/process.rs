@@ -131,8 +131,7 @@ impl Process {
     }
 }
 
-/// Lists where the threads of a process wait in the kernel, as far as that can be seen.
-/// What every process of this machine waits for, kernel threads included.
+/// Lists where the threads of every process of this machine wait, those of the kernel included.
 #[must_use]
 pub fn all_waits() -> String {
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -145,6 +144,7 @@ pub fn all_waits() -> String {
     processes.filter_map(of_process).collect()
 }
 
+/// Lists where the threads of a process wait in the kernel, as far as that can be seen.
 fn waits_of(process: u32) -> String {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let of_task = |task: std::fs::DirEntry| {

@@ -461,6 +461,7 @@ mod tests {
         let again = Sending::Reset { before: position(12) };
         assert_eq!(owner.sending(&member, &log, 9), Some(again), "the log has moved on");
     }
+
     #[test]
     fn new_member_that_is_always_a_little_behind_is_waited_for() {
         let position = |sequence| Position { epoch: Epoch(1), sequence };

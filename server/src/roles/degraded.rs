@@ -27,7 +27,7 @@ const LOOK_PAUSE: Duration = Duration::from_millis(100);
 const TAKE_BACK_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after an attempt that has failed after [`LONG_ATTEMPT`]: clients may have waited for the node more than once.
 /// Chosen by hand.
-const FAILED_PAUSE: Duration = Duration::from_secs(120);
+const FAILED_PAUSE: Duration = Duration::from_secs(30);
 const LONG_ATTEMPT: Duration = Duration::from_secs(10);
 /// Longest wait for the answer of a node that may be away. Chosen by hand.
 const ANSWER_MAX: Duration = Duration::from_secs(2);

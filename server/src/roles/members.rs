@@ -29,7 +29,7 @@ const NEAR: u64 = 128;
 const HOLD_MAX: Duration = Duration::from_millis(500);
 /// Pause between two looks meanwhile. Chosen by hand.
 const HOLD_LOOK_PAUSE: Duration = Duration::from_millis(2);
-/// Pause between two such waits. Chosen by hand.
+/// Pause after the first such wait; it doubles each time. Chosen by hand.
 const HOLD_PAUSE: Duration = Duration::from_secs(2);
 /// Time without progress after which a member that is brought up is given up. Chosen by hand: it may
 /// have to be reset, and its machine to write a whole ring.
@@ -244,7 +244,7 @@ pub(crate) async fn remove_member(roles: &Roles, open: &OpenPool, name: &str) ->
     if next.member(open.node.node_id()).is_none() {
         return Err(is_the_owner("remove", name));
     }
-    check_answering((roles, open), &owned, &next, "remove", name)?;
+    check_answering((roles, open), &owned, &next, name)?;
     change(open, &owned, &next).await?;
     let (count, quorum) = (next.members.len(), next.quorum);
     Ok(format!(
@@ -257,7 +257,6 @@ fn check_answering(
     from: (&Roles, &OpenPool),
     owned: &OwnedLog,
     next: &Configuration,
-    verb: &str,
     name: &str,
 ) -> Result<()> {
     let answers = answers(owned, from);
@@ -268,7 +267,7 @@ fn check_answering(
         return Ok(());
     }
     let what = format!(
-        "{verb} node {name}: {quorum} of the {count} members that stay would have to acknowledge a write, and of these {} \
+        "remove node {name}: {quorum} of the {count} members that stay would have to acknowledge a write, and of these {} \
          does not answer. Start it again, or remove it first",
         away.join(", ")
     );

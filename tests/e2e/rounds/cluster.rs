@@ -104,7 +104,7 @@ impl<'a> Cluster<'a> {
         name
     }
 
-    /// Replaces a node whose directory was lost: docs/cluster.md, "When members are missing".
+    /// Replaces a node whose directory was lost: docs/cluster.md, "Replace a lost member".
     pub fn replace(&mut self, node: usize) {
         let helper = self.owner_but(Some(node));
         let old = self.names[node].clone();
