@@ -22,6 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ensemble", &["block", "cluster", "replication", "wal"]),
     ("tiering", &["block"]),
     ("erasure", &["block"]),
+    ("datanode", &["block", "erasure", "tiering"]),
     ("cluster", &["block"]),
     ("control", &["block", "tiering"]),
     ("engine", &["block", "control", "tiering", "wal"]),

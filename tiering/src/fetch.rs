@@ -260,10 +260,10 @@ impl Frames {
     /// Those of [`Frames::read`]; also `Corrupt` when the directory belongs to another segment or
     /// another pool.
     pub async fn read_directory(&self, segment: &StoredSegment) -> Result<Vec<DirectoryEntry>> {
-        match self.0.read_directory(segment).await {
+        match self.0.read_directory(segment, false).await {
             Err(error) if is_bad(&error) => {
                 self.0.note_refetch(&segment.info, None, &error);
-                self.0.read_directory(segment).await
+                self.0.read_directory(segment, true).await
             }
             read => read,
         }
@@ -276,7 +276,7 @@ impl Frames {
     /// `Corrupt` when the directory does not open or belongs to another segment; `NotFound` and
     /// `Unavailable` like [`Frames::read`]. Damaged frames are part of the report.
     pub async fn check_segment(&self, segment: &StoredSegment) -> Result<ObjectReport> {
-        let first = self.0.check_segment(segment).await;
+        let first = self.0.check_segment(segment, false).await;
         match &first {
             Ok(report) => match report.damaged.first() {
                 Some((at, why)) => self.0.note_refetch(&segment.info, Some(at.frame_index), why),
@@ -285,7 +285,7 @@ impl Frames {
             Err(error) if is_bad(error) => self.0.note_refetch(&segment.info, None, error),
             Err(_) => return first,
         }
-        self.0.check_segment(segment).await
+        self.0.check_segment(segment, true).await
     }
 
     /// Reads the whole object of a segment from the store, bypassing every cache and without
@@ -404,14 +404,14 @@ impl Inner {
 
     /// Fetches a run, then fetches its frames that do not verify once more.
     async fn fetch_run(self: Arc<Self>, run: StoreRun, access: Access) {
-        let bad = self.clone().fetch_once(run, access).await;
+        let bad = self.clone().fetch_once(run, access, false).await;
         let mut again = Vec::with_capacity(bad.len());
         for Bad { frame, ticket, error } in bad {
             self.note_refetch(&frame.info, Some(frame.at.frame_index), &error);
             again.push((frame, ticket));
         }
         for run in store_runs(again) {
-            for Bad { frame, ticket, error } in self.clone().fetch_once(run, access).await {
+            for Bad { frame, ticket, error } in self.clone().fetch_once(run, access, true).await {
                 self.counters.store_bad_count.fetch_add(1, Ordering::Relaxed);
                 let what = format!("read {}, frame {}", frame.info, frame.at.frame_index);
                 ticket.land(Err(error.into_error(what)));
@@ -421,9 +421,18 @@ impl Inner {
 
     /// Performs one request to the store. Delivers the frames that verify, or the error to all of
     /// them if the request fails; returns the frames that do not verify.
-    async fn fetch_once(self: Arc<Self>, run: StoreRun, access: Access) -> Vec<Bad> {
+    async fn fetch_once(
+        self: Arc<Self>,
+        run: StoreRun,
+        access: Access,
+        is_again: bool,
+    ) -> Vec<Bad> {
         let range = u64::from(run.range.start)..u64::from(run.range.end);
-        match self.store.get(&run.segment, range).await {
+        let read = match is_again {
+            true => self.store.get_again(&run.segment, range).await,
+            false => self.store.get(&run.segment, range).await,
+        };
+        match read {
             Err(error) => {
                 for (frame, ticket) in run.frames {
                     ticket.land(Err(error
@@ -515,18 +524,26 @@ impl Inner {
         futures::future::join_all(fetches).await;
     }
 
-    async fn read_directory(&self, segment: &StoredSegment) -> Result<Vec<DirectoryEntry>> {
+    async fn read_directory(
+        &self,
+        segment: &StoredSegment,
+        is_again: bool,
+    ) -> Result<Vec<DirectoryEntry>> {
         let info = &segment.info;
+        let get = async |range| match is_again {
+            true => self.store.get_again(segment, range).await,
+            false => self.store.get(segment, range).await,
+        };
         let object_bytes = u64::from(info.object_bytes);
         let what = || format!("open directory of {info}");
         let first = object_bytes.saturating_sub(TAIL_BYTES_FIRST);
-        let head = self.store.get(segment, 0..object_bytes.min(format::HEADER_BYTES as u64));
-        let (head, tail) = tokio::join!(head, self.store.get(segment, first..object_bytes));
+        let head = get(0..object_bytes.min(format::HEADER_BYTES as u64));
+        let (head, tail) = tokio::join!(head, get(first..object_bytes));
         let (head, mut tail) = (head?, tail?);
         let tail_bytes = directory_tail_bytes(&tail).map_err(|error| error.into_error(what()))?;
         if tail_bytes > tail.len() {
             let start = object_bytes.saturating_sub(tail_bytes as u64);
-            tail = self.store.get(segment, start..object_bytes).await?;
+            tail = get(start..object_bytes).await?;
         }
         let directory = open_directory(self.keys.pool_key(), &head, &tail)
             .map_err(|error| error.into_error(what()))?;
@@ -534,9 +551,13 @@ impl Inner {
         Ok(directory.entries)
     }
 
-    async fn check_segment(&self, segment: &StoredSegment) -> Result<ObjectReport> {
+    async fn check_segment(&self, segment: &StoredSegment, is_again: bool) -> Result<ObjectReport> {
         let info = &segment.info;
-        let object = self.store.get(segment, 0..u64::from(info.object_bytes)).await?;
+        let whole = 0..u64::from(info.object_bytes);
+        let object = match is_again {
+            true => self.store.get_again(segment, whole).await?,
+            false => self.store.get(segment, whole).await?,
+        };
         let (pool_key, volume_keys) =
             (self.keys.pool_key().clone(), self.keys.volume_keys().clone());
         let check = move || check_object(&pool_key, &volume_keys, &object);

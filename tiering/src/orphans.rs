@@ -118,7 +118,7 @@ impl Sweeper {
                 continue;
             }
             // Known undeletable objects are retried separately.
-            let segment = Leftover { name, placement: Some(placement) };
+            let segment = Leftover { name, placement };
             let is_known = self.segments.leftovers.undeletable.has(&name);
             if is_known || self.segments.leftovers.put_off(&segment) {
                 continue;

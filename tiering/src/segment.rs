@@ -28,6 +28,7 @@ use block::seal::Algorithm;
 use block::{Epoch, Error, ErrorKind};
 use object_store::path::Path;
 use std::fmt;
+use std::sync::Arc;
 
 /// Folder of all segment objects within the pool's prefix.
 pub const FOLDER: &str = "segments";
@@ -103,6 +104,30 @@ pub enum Placement {
     /// One object, [`SegmentName::object_path`], in the object store of the pool. Records on disk
     /// store nothing for it.
     Object,
+    /// Fragments on several stores.
+    Fragments(Arc<Fragments>),
+}
+
+/// The fragments of a segment. The data tier keeps these numbers; the store that made them reads them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fragments {
+    /// Number of data fragments, at least 1.
+    pub data: u8,
+    /// Number of parity fragments, at least 1.
+    pub parity: u8,
+    /// How they are made: see docs/format-fragment.md.
+    pub codec: u8,
+    /// Counts the placements of the segment, from 1.
+    pub generation: u64,
+    /// The end of the piece of each data fragment, in order; the last one is the object's length.
+    pub ends: Vec<u32>,
+    /// The store of each fragment, by index; [`Fragments::NOWHERE`] for one that is not stored.
+    pub stores: Vec<u32>,
+}
+
+impl Fragments {
+    /// In place of the number of a store: the fragment is not stored, and has to be made.
+    pub const NOWHERE: u32 = 0;
 }
 
 /// A segment, and where its bytes are: all that is needed to read it.

@@ -35,8 +35,8 @@ pub enum Listed {
     Segment {
         /// The name.
         name: SegmentName,
-        /// Where the listing found it.
-        placement: Placement,
+        /// Where the listing found it; `None` for parts from which a store does not tell.
+        placement: Option<Placement>,
         /// Bytes stored.
         bytes: u64,
     },
@@ -77,6 +77,12 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
 
     /// Reads a range of the segment's bytes. The result may be shorter if a transfer ends early.
     async fn read(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes>;
+
+    /// Reads a range of the segment's bytes that did not verify before: from elsewhere, if the store has
+    /// them elsewhere.
+    async fn read_again(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes> {
+        self.read(segment, range).await
+    }
 
     /// Reads everything that is stored, whatever its size.
     async fn read_whole(&self, segment: &StoredSegment) -> Result<Bytes>;
@@ -162,7 +168,7 @@ impl SegmentStore for ObjectSegments {
             let found = found?;
             Ok(match SegmentName::parse(&found.location) {
                 Some(name) => {
-                    Listed::Segment { name, placement: Placement::Object, bytes: found.size }
+                    Listed::Segment { name, placement: Some(Placement::Object), bytes: found.size }
                 }
                 None => Listed::Foreign,
             })

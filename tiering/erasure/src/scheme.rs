@@ -26,10 +26,21 @@ impl Scheme {
         Scheme { data: 21, parity: 3 },
     ];
 
-    /// Returns the scheme with these numbers; `None` if it is none of [`Scheme::ALL`].
+    /// Returns the scheme with these numbers; `None` if it is none of [`Scheme::ALL`] nor one of copies
+    /// ([`Scheme::whole`]).
     #[must_use]
     pub fn new(data: u8, parity: u8) -> Option<Scheme> {
-        Scheme::ALL.into_iter().find(|scheme| (scheme.data, scheme.parity) == (data, parity))
+        let copies = (1..=3).map(Scheme::whole);
+        let mut all = Scheme::ALL.into_iter().chain(copies);
+        all.find(|scheme| (scheme.data, scheme.parity) == (data, parity))
+    }
+
+    /// The scheme of a segment that is too small to be cut: it is stored whole, once more than `losses` of
+    /// it are survived. Panics for other numbers than 1, 2 and 3.
+    #[must_use]
+    pub fn whole(losses: usize) -> Scheme {
+        assert!((1..=3).contains(&losses), "a scheme survives 1 to 3 losses");
+        Scheme { data: 1, parity: losses as u8 }
     }
 
     /// Number of data fragments, 1..=21.
@@ -74,9 +85,7 @@ impl FromStr for Scheme {
     /// # Errors
     /// `Invalid`, with the list of all.
     fn from_str(text: &str) -> Result<Scheme> {
-        let parsed = text
-            .split_once('+')
-            .and_then(|(data, parity)| Scheme::new(data.parse().ok()?, parity.parse().ok()?));
+        let parsed = Scheme::ALL.into_iter().find(|scheme| scheme.to_string() == text);
         parsed.ok_or_else(|| {
             let all = Scheme::ALL.map(|scheme| scheme.to_string()).join(", ");
             Error::new(ErrorKind::Invalid, format!("read scheme {text}: it is none of {all}"))
@@ -123,5 +132,12 @@ mod tests {
             assert!(error.chain().contains("1+1, 2+1, 4+2"), "{}", error.chain());
         }
         assert_eq!([0, 3].map(CodecId::from_number), [None; 2]);
+        for losses in 1..=3 {
+            let whole = Scheme::whole(losses);
+            assert_eq!(Scheme::new(1, losses as u8), Some(whole));
+            assert_eq!((whole.codec(), whole.fragments()), (CodecId::Whole, losses + 1));
+        }
+        assert_eq!(Scheme::new(1, 4), None);
+        assert_eq!(Scheme::new(4, 1), None);
     }
 }

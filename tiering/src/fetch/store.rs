@@ -157,6 +157,24 @@ impl StoreReader {
     /// can. `Corrupt` when its length differs from `info`; `Unavailable` when the store kept
     /// failing.
     pub async fn get(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes> {
+        self.get_with(segment, range, false).await
+    }
+
+    /// Like [`StoreReader::get`], for a range whose bytes did not verify: the store reads it from elsewhere if it
+    /// can.
+    ///
+    /// # Errors
+    /// Those of [`StoreReader::get`].
+    pub async fn get_again(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes> {
+        self.get_with(segment, range, true).await
+    }
+
+    async fn get_with(
+        &self,
+        segment: &StoredSegment,
+        range: Range<u64>,
+        is_again: bool,
+    ) -> Result<Bytes> {
         let info = &segment.info;
         let started = self.clock.now();
         let mut backoff = BACKOFF_FIRST;
@@ -167,7 +185,7 @@ impl StoreReader {
         }
         loop {
             let begun = self.clock.now();
-            let source = match self.attempt(segment, range.clone()).await {
+            let source = match self.attempt(segment, range.clone(), is_again).await {
                 Ok(bytes) => return Ok(self.accept(info, bytes)),
                 Err(error) if is_unsupported(&error) => {
                     let what = format!("read {info}");
@@ -232,7 +250,7 @@ impl StoreReader {
             if !is_named {
                 self.clear(&info);
                 ended.push(info);
-            } else if let Ok(bytes) = self.attempt(&segment, 0..1).await {
+            } else if let Ok(bytes) = self.attempt(&segment, 0..1, false).await {
                 self.accept(&info, bytes);
                 ended.push(info);
             }
@@ -252,7 +270,7 @@ impl StoreReader {
         let segment = self.waited_for.lock().clone().filter(|_| is_due);
         let Some(segment) = segment else { return };
         let begun = self.clock.now();
-        let error = match self.attempt(&segment, 0..1).await {
+        let error = match self.attempt(&segment, 0..1, false).await {
             Ok(bytes) => return drop(self.accept(&segment.info, bytes)),
             Err(error) => error,
         };
@@ -266,6 +284,7 @@ impl StoreReader {
         &self,
         segment: &StoredSegment,
         range: Range<u64>,
+        is_again: bool,
     ) -> Result<Bytes, object_store::Error> {
         let info = &segment.info;
         let (is_suspect, is_judged) = (self.is_suspect(info), self.is_judged(info));
@@ -278,7 +297,10 @@ impl StoreReader {
         };
         let timeout = timeout + Duration::from_secs((range.end - range.start) >> 20);
         let wanted_bytes = range.end - range.start;
-        let read = self.segments.read(segment, range);
+        let read = match is_again {
+            true => self.segments.read_again(segment, range),
+            false => self.segments.read(segment, range),
+        };
         let bytes = tokio::time::timeout(timeout, read).await.unwrap_or_else(|elapsed| {
             Err(object_store::Error::Generic { store: "timeout", source: Box::new(elapsed) })
         })?;

@@ -8,11 +8,14 @@
 
 use super::keys::{ROOT_KEY, corrupt, live_key, segment_key, stalled_key};
 use crate::keys::KeyId;
-use crate::segment::{FrameAt, FrameRef, Placement, SegmentInfo, SegmentNumber, StoredSegment};
+use crate::segment::{
+    Fragments, FrameAt, FrameRef, Placement, SegmentInfo, SegmentNumber, StoredSegment,
+};
 use crate::segment_store::Leftover;
 use block::seal::Algorithm;
 use block::units::{array_at, u32_at, u64_at};
 use block::{Epoch, Lsn, Result, VolumeId};
+use std::sync::Arc;
 
 const ROOT_VERSION: u8 = 1;
 const ROOT_BYTES: usize = 1 + 8 + 8 + 8 + 8;
@@ -21,6 +24,12 @@ const SEGMENT_BYTES: usize = 1 + 8 + 16 + 1 + 4 + 4 + 4;
 /// Version for a segment whose frames are under the key of a volume.
 const KEYED_SEGMENT_VERSION: u8 = 2;
 const KEYED_SEGMENT_BYTES: usize = SEGMENT_BYTES + 4;
+/// Version for a segment in fragments: the fields of the keyed version, and the placement.
+const CODED_SEGMENT_VERSION: u8 = 3;
+/// Bytes of a placement before its lists of numbers.
+const PLACEMENT_BYTES: usize = 1 + 1 + 1 + 8;
+/// Most fragments of a segment. Chosen by hand: above those of any scheme.
+const FRAGMENTS_MAX: usize = 64;
 const LIVE_VERSION: u8 = 1;
 const LIVE_BYTES: usize = 1 + 4;
 
@@ -168,15 +177,26 @@ impl SegmentRecord {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(KEYED_SEGMENT_BYTES);
         let is_pool = self.info.key.is_pool();
-        bytes.push(if is_pool { SEGMENT_VERSION } else { KEYED_SEGMENT_VERSION });
+        bytes.push(match &self.placement {
+            Placement::Fragments(_) => CODED_SEGMENT_VERSION,
+            Placement::Object if is_pool => SEGMENT_VERSION,
+            Placement::Object => KEYED_SEGMENT_VERSION,
+        });
         bytes.extend_from_slice(&self.info.epoch.0.to_le_bytes());
         bytes.extend_from_slice(&self.info.id);
         bytes.push(self.info.algorithm as u8);
         bytes.extend_from_slice(&self.info.object_bytes.to_le_bytes());
         bytes.extend_from_slice(&self.info.frame_count.to_le_bytes());
         bytes.extend_from_slice(&self.block_count.to_le_bytes());
-        if !is_pool {
+        if bytes[0] != SEGMENT_VERSION {
             bytes.extend_from_slice(&self.info.key.0.to_le_bytes());
+        }
+        if let Placement::Fragments(fragments) = &self.placement {
+            bytes.extend_from_slice(&[fragments.data, fragments.parity, fragments.codec]);
+            bytes.extend_from_slice(&fragments.generation.to_le_bytes());
+            for number in fragments.ends.iter().chain(&fragments.stores) {
+                bytes.extend_from_slice(&number.to_le_bytes());
+            }
         }
         bytes
     }
@@ -191,6 +211,7 @@ impl SegmentRecord {
             (Some(&KEYED_SEGMENT_VERSION), KEYED_SEGMENT_BYTES) => {
                 u32_at(bytes, SEGMENT_BYTES).map(KeyId).filter(|key| !key.is_pool())
             }
+            (Some(&CODED_SEGMENT_VERSION), _) => u32_at(bytes, SEGMENT_BYTES).map(KeyId),
             _ => None,
         };
         let read = || {
@@ -204,12 +225,39 @@ impl SegmentRecord {
                     object_bytes: u32_at(bytes, 26)?,
                     frame_count: u32_at(bytes, 30)?,
                 },
-                placement: Placement::Object,
+                placement: match bytes.first() {
+                    Some(&CODED_SEGMENT_VERSION) => {
+                        let fragments = decode_fragments(bytes.get(KEYED_SEGMENT_BYTES..)?)?;
+                        let is_whole = fragments.ends.last() == Some(&u32_at(bytes, 26)?);
+                        is_whole.then(|| Placement::Fragments(Arc::new(fragments)))?
+                    }
+                    _ => Placement::Object,
+                },
                 block_count: u32_at(bytes, 34)?,
             })
         };
         read().ok_or_else(|| corrupt(&segment_key(number), "not a segment record"))
     }
+}
+
+fn decode_fragments(bytes: &[u8]) -> Option<Fragments> {
+    let (data, parity, codec) = (*bytes.first()?, *bytes.get(1)?, *bytes.get(2)?);
+    let (data_count, count) = (usize::from(data), usize::from(data) + usize::from(parity));
+    let (numbers, rest) = bytes.get(PLACEMENT_BYTES..)?.as_chunks::<4>();
+    let is_possible = data > 0 && parity > 0 && count <= FRAGMENTS_MAX;
+    if !is_possible || numbers.len() != data_count + count || !rest.is_empty() {
+        return None;
+    }
+    let numbers: Vec<u32> = numbers.iter().map(|number| u32::from_le_bytes(*number)).collect();
+    let (ends, stores) = numbers.split_at(data_count);
+    Some(Fragments {
+        data,
+        parity,
+        codec,
+        generation: u64_at(bytes, 3).filter(|generation| *generation != 0)?,
+        ends: ends.is_sorted().then(|| ends.to_vec())?,
+        stores: stores.to_vec(),
+    })
 }
 
 /// The stored form of a live-block count.
@@ -283,6 +331,31 @@ mod tests {
         let read = SegmentRecord::decode(8, &record.encode()).unwrap();
         assert_eq!((read.info, read.block_count), (record.info, record.block_count));
         assert_eq!(decode_live(8, &encode_live(77)).unwrap(), 77);
+        let fragments = Fragments {
+            data: 4,
+            parity: 2,
+            codec: 2,
+            generation: 9,
+            ends: vec![250_000, 250_000, 700_000, 1_000_000],
+            stores: vec![3, 1, 2, 9, Fragments::NOWHERE, 7],
+        };
+        for key in [KeyId::POOL, KeyId(5)] {
+            let info = SegmentInfo { key, ..info };
+            let placement = Placement::Fragments(Arc::new(fragments.clone()));
+            let coded = SegmentRecord { info, placement, block_count: 800 };
+            let bytes = coded.encode();
+            let read = SegmentRecord::decode(8, &bytes).unwrap();
+            let Placement::Fragments(found) = read.placement else { panic!("{read:?}") };
+            assert_eq!((read.info, &*found), (info, &fragments));
+            assert!(SegmentRecord::decode(8, &bytes[..bytes.len() - 1]).is_err());
+            assert!(SegmentRecord::decode(8, &[&bytes[..], &[0]].concat()).is_err());
+            // No data, too many fragments, no generation, ends out of order or of another object.
+            for (at, byte) in [(42, 0), (43, 0), (43, 80), (45, 0), (53, 1), (65, 9)] {
+                let mut wrong = bytes.clone();
+                wrong[at] = byte;
+                assert!(SegmentRecord::decode(8, &wrong).is_err(), "byte {at}");
+            }
+        }
         for bytes in [root.encode(), record.encode(), encode_live(1), vec![], vec![2; 38]] {
             let short = &bytes[..bytes.len().saturating_sub(1)];
             assert!(Root::decode(short).is_err());

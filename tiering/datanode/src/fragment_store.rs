@@ -1,0 +1,207 @@
+//! Stores of fragments: directories and buckets. They do nothing clever.
+//!
+//! Invariants:
+//! - A fragment is written once, under a name that says of which segment, placement and place it is, and
+//!   never changes.
+//! - Errors are those of the object store: `NotFound` means that the fragment is not stored, and any other
+//!   error may concern the store as a whole.
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use object_store::path::Path;
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, Result};
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use tiering::listing::list_at_most;
+use tiering::segment::SegmentName;
+
+/// Folder of all fragments within a store.
+const FOLDER: &str = "fragments";
+
+/// Name of a fragment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FragmentName {
+    /// The segment.
+    pub segment: SegmentName,
+    /// The placement of the segment, from 1.
+    pub generation: u64,
+    /// Its place in the scheme.
+    pub index: u8,
+}
+
+impl FragmentName {
+    /// Returns the path of the fragment in its store: that of the segment in another folder, and
+    /// `.<generation as 16 hexadecimal digits>.<index as 2>`.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        let segment = self.segment.object_path();
+        let segment = segment.as_ref().split_once('/').map_or("", |(_, name)| name);
+        Path::from(format!("{FOLDER}/{segment}.{:016x}.{:02x}", self.generation, self.index))
+    }
+
+    /// Parses a path made by [`FragmentName::path`]; `None` for any other one.
+    #[must_use]
+    pub fn parse(path: &Path) -> Option<FragmentName> {
+        let (folder, name) = path.as_ref().split_once('/')?;
+        let mut parts = name.split('.');
+        let segment = Path::from(format!("{}/{}", tiering::segment::FOLDER, parts.next()?));
+        let (generation, index) = (parts.next()?, parts.next()?);
+        let parsed = FragmentName {
+            segment: SegmentName::parse(&segment)?,
+            generation: u64::from_str_radix(generation, 16).ok()?,
+            index: u8::from_str_radix(index, 16).ok()?,
+        };
+        // The digits have one form.
+        (folder == FOLDER && parts.next().is_none() && parsed.path() == *path).then_some(parsed)
+    }
+}
+
+impl fmt::Display for FragmentName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.path().fmt(f)
+    }
+}
+
+/// A stored object among the fragments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListedFragment {
+    /// A fragment, and the bytes stored.
+    Fragment(FragmentName, u64),
+    /// An object whose name is not that of a fragment.
+    Foreign,
+}
+
+/// A store of fragments; see the module. Any method may be called from any task at any time.
+#[async_trait::async_trait]
+pub trait FragmentStore: fmt::Debug + Send + Sync {
+    /// Writes a fragment, which consists of these parts, and puts it on stable storage, in one attempt. It
+    /// succeeds if the same bytes are stored already: the answer to an earlier attempt may have been lost.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if other bytes were read back under its name.
+    async fn put(&self, name: &FragmentName, parts: Vec<Bytes>) -> Result<()>;
+
+    /// Reads a range. The result may be shorter if a transfer ends early.
+    async fn read(&self, name: &FragmentName, range: Range<u64>) -> Result<Bytes>;
+
+    /// Reads everything that is stored.
+    async fn read_whole(&self, name: &FragmentName) -> Result<Bytes>;
+
+    /// Returns the bytes stored.
+    async fn size(&self, name: &FragmentName) -> Result<u64>;
+
+    /// Deletes a fragment. It succeeds if there is none.
+    async fn delete(&self, name: &FragmentName) -> Result<()>;
+
+    /// Lists the fragments of a segment, or all. The listing ends with an error beyond `count_max` objects.
+    fn list(
+        &self,
+        segment: Option<&SegmentName>,
+        count_max: u64,
+    ) -> BoxStream<'static, Result<ListedFragment>>;
+}
+
+/// Fragments as objects of an object store, or files of a directory.
+#[derive(Clone, Debug)]
+pub struct ObjectFragments(Arc<dyn ObjectStore>);
+
+impl ObjectFragments {
+    /// Makes the store of the fragments in `store`, which has the prefix of the pool.
+    #[must_use]
+    pub fn new(store: Arc<dyn ObjectStore>) -> ObjectFragments {
+        ObjectFragments(store)
+    }
+}
+
+#[async_trait::async_trait]
+impl FragmentStore for ObjectFragments {
+    async fn put(&self, name: &FragmentName, parts: Vec<Bytes>) -> Result<()> {
+        let (path, payload) = (name.path(), PutPayload::from_iter(parts));
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        match self.0.put_opts(&path, payload.clone(), options).await {
+            Ok(_) => Ok(()),
+            Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+                let found = self.0.get(&path).await?.bytes().await?;
+                if found == Bytes::from(payload) {
+                    return Ok(());
+                }
+                let source = "other bytes were read back".into();
+                Err(Error::AlreadyExists { path: path.to_string(), source })
+            }
+            Err(failed) => Err(failed),
+        }
+    }
+
+    async fn read(&self, name: &FragmentName, range: Range<u64>) -> Result<Bytes> {
+        self.0.get_range(&name.path(), range).await
+    }
+
+    async fn read_whole(&self, name: &FragmentName) -> Result<Bytes> {
+        self.0.get(&name.path()).await?.bytes().await
+    }
+
+    async fn size(&self, name: &FragmentName) -> Result<u64> {
+        self.0.head(&name.path()).await.map(|found| found.size)
+    }
+
+    async fn delete(&self, name: &FragmentName) -> Result<()> {
+        match self.0.delete(&name.path()).await {
+            Err(Error::NotFound { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn list(
+        &self,
+        segment: Option<&SegmentName>,
+        count_max: u64,
+    ) -> BoxStream<'static, Result<ListedFragment>> {
+        let of_epoch = |segment: &SegmentName| format!("{FOLDER}/{:016x}", segment.epoch.0);
+        let folder = segment.map_or_else(|| FOLDER.to_owned(), of_epoch);
+        let wanted = segment.copied();
+        let listing = list_at_most(&*self.0, Some(&Path::from(folder)), count_max);
+        let listed = listing.filter_map(move |found| {
+            let listed = found.map(|found| match FragmentName::parse(&found.location) {
+                Some(name) => ListedFragment::Fragment(name, found.size),
+                None => ListedFragment::Foreign,
+            });
+            let is_wanted = match (&listed, wanted) {
+                (Ok(ListedFragment::Fragment(name, _)), Some(wanted)) => name.segment == wanted,
+                (Ok(ListedFragment::Foreign), Some(_)) => false,
+                _ => true,
+            };
+            std::future::ready(is_wanted.then_some(listed))
+        });
+        listed.boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Epoch;
+    use tiering::segment::SegmentNumber;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        let segment = SegmentName { epoch: Epoch(3), number: SegmentNumber(0x1f), id: [0xab; 16] };
+        let name = FragmentName { segment, generation: 2, index: 17 };
+        let text = "fragments/0000000000000003/000000000000001f-abababababababababababababababab\
+                    .0000000000000002.11";
+        assert_eq!(name.path().as_ref(), text);
+        assert_eq!(FragmentName::parse(&name.path()), Some(name));
+        for wrong in [
+            text.replace("fragments", "segments"),
+            text.replace(".11", ".1"),
+            text.replace(".11", ".+1"),
+            text.replace(".11", ".AA"),
+            text.replace(".11", ".11.11"),
+            text.replace(".0000000000000002", ".2"),
+            text.replace("-ab", "ab"),
+        ] {
+            assert_eq!(FragmentName::parse(&Path::from(wrong.clone())), None, "{wrong}");
+        }
+    }
+}
