@@ -29,7 +29,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("api", &["block"]),
     ("cli", &["api", "block"]),
     ("devices", &["block", "nbd", "ublk"]),
-    ("config", &["block", "control", "devices", "engine", "nbd", "tiering", "wal"]),
+    ("config", &["block", "control", "devices", "engine", "erasure", "nbd", "tiering", "wal"]),
     (
         "server",
         &[
@@ -39,6 +39,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cluster",
             "config",
             "control",
+            "datanode",
             "devices",
             "engine",
             "ensemble",
@@ -59,6 +60,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "config",
             "control",
             "engine",
+            "erasure",
             "nbd",
             "replication",
             "tests",

@@ -25,6 +25,16 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "undeletable_object_delays_nothing_and_is_retried",
     ),
     (
+        "DataStoreAway",
+        "server/src/data_stores/tests.rs",
+        "pool_over_directories_survives_the_loss_of_any_and_one_more_heals",
+    ),
+    (
+        "DataStoresFew",
+        "server/src/data_stores/tests.rs",
+        "domains_that_have_become_too_few_are_a_condition",
+    ),
+    (
         "DestageFailing",
         "server/engine/src/pool/tests/stalled.rs",
         "a_spill_file_that_cannot_be_written_leaves_nothing_behind",

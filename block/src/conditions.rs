@@ -63,6 +63,10 @@ kinds! {
     ObjectUndeletable = "object-undeletable",
     /// An object that the metadata names is not in the store; subject: the object.
     ObjectMissing = "object-missing",
+    /// A data store does not answer, or does not take fragments; subject: its URL.
+    DataStoreAway = "data-store-away",
+    /// The data stores are too few for the scheme; subject: the pool.
+    DataStoresFew = "data-stores-few",
     /// Data does not reach the store; subject: the pool.
     DestageFailing = "destage-failing",
     /// One volume is behind the others in the store; subject: the volume.

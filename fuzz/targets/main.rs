@@ -12,6 +12,7 @@ mod cluster_nodes;
 mod config;
 mod copies;
 mod documents;
+mod fragment;
 mod log;
 mod member;
 #[path = "../../nbd/tests/server/memory.rs"]

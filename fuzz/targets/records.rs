@@ -15,7 +15,7 @@ use tiering::KeyId;
 use tiering::map::records::{
     NamedSpillFile, Root, SegmentRecord, decode_live, decode_stalled, encode_live, encode_stalled,
 };
-use tiering::segment::{Placement, SegmentInfo, SegmentNumber};
+use tiering::segment::{Fragments, Placement, SegmentInfo, SegmentNumber};
 use uuid::Uuid;
 
 fn client(number: u128) -> ClientRecord {
@@ -112,7 +112,18 @@ fn map_record() {
         placement: Placement::Object,
         block_count: 90,
     };
+    let fragments = Fragments {
+        data: 4,
+        parity: 2,
+        codec: 2,
+        generation: 9,
+        ends: vec![2500, 2500, 7000, 10_000],
+        stores: vec![3, 1, 2, 9, Fragments::NOWHERE, 7],
+    };
+    let placement = Placement::Fragments(std::sync::Arc::new(fragments));
+    let coded = SegmentRecord { placement, ..segment(KeyId(9)) };
     let records = [
+        (2, coded.encode()),
         (0, encode_stalled(&[file(1, 7), file(8, 8)])),
         (1, root.encode()),
         (2, segment(KeyId::POOL).encode()),

@@ -10,6 +10,7 @@ mod drill;
 mod node;
 
 use crate::adapters::pool_volumes;
+use crate::data_stores::pool_config;
 use crate::demo::Demo;
 use crate::handlers;
 use crate::limits::{self, lock_memory};
@@ -197,7 +198,8 @@ async fn fsck(cli: &Cli, args: &FsckArgs) -> Result<ExitCode, Failure> {
     let found = match &args.copy {
         Some(url) => {
             let found =
-                engine::fsck::fsck_copy(&config.pool(), url, args.env_prefix.as_deref()).await?;
+                engine::fsck::fsck_copy(&pool_config(&config), url, args.env_prefix.as_deref())
+                    .await?;
             handlers::fsck_info(found)
         }
         None => fsck_pool(&config).await?,
@@ -217,7 +219,7 @@ async fn fsck_pool(config: &Config) -> Result<FsckInfo> {
     match cli::client::call(config.dir(), &Request::Pool(PoolRequest::Fsck {})).await? {
         Some(Reply::Fsck(found)) => Ok(found),
         Some(_) => Err(Error::new(ErrorKind::Unavailable, "the daemon's reply is not understood")),
-        None => Ok(handlers::fsck_info(engine::fsck::fsck(&config.pool()).await?)),
+        None => Ok(handlers::fsck_info(engine::fsck::fsck(&pool_config(&config)).await?)),
     }
 }
 
@@ -230,7 +232,8 @@ async fn restore(cli: &Cli, args: &RestoreArgs) -> Result<(), Failure> {
     let name = args.name.as_deref().map(|name| name_in_pool(&config, name)).transpose()?;
     let from = (&*url, Asked { snapshot, volumes: &args.volume, name });
     let made =
-        engine::restore::restore(&config.pool(), from, args.env_prefix.as_deref(), rate).await?;
+        engine::restore::restore(&pool_config(&config), from, args.env_prefix.as_deref(), rate)
+            .await?;
     Ok(output::emit(cli.output, &handlers::pool_from_copy(made), print::restored_copy)?)
 }
 
@@ -306,13 +309,14 @@ async fn pool(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
         PoolCommand::Rm { pool } => {
             let config = load_pool(pool)?;
             limits::prepare();
-            let removed = removal::remove(&config.pool(), pool_volumes::check_detached).await?;
+            let removed =
+                removal::remove(&pool_config(&config), pool_volumes::check_detached).await?;
             let removed = handlers::pool_removed(removed);
             output::emit(cli.output, &removed, print::pool_removed)?;
         }
         PoolCommand::Restore { pool } => {
             limits::prepare();
-            let restored = removal::restore(&load_pool(pool)?.pool()).await?;
+            let restored = removal::restore(&pool_config(&load_pool(pool)?)).await?;
             let restored = handlers::pool_restored(restored);
             output::emit(cli.output, &restored, print::pool_restored)?;
         }
@@ -321,7 +325,7 @@ async fn pool(cli: &Cli, command: &PoolCommand) -> Result<(), Failure> {
         PoolCommand::Move { node, pool } => move_pool(cli, pool, node).await?,
         PoolCommand::Purge { pool, now } => {
             let config = load_pool(pool)?;
-            let purged = handlers::pool_purged(removal::purge(&config.pool(), *now).await?);
+            let purged = handlers::pool_purged(removal::purge(&pool_config(&config), *now).await?);
             let text = |purged: &_| print::pool_purged(purged, config.dir());
             output::emit(cli.output, &purged, text)?;
         }

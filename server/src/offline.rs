@@ -7,6 +7,7 @@
 //!   from the store alone.
 
 use crate::admin::AdminHandler;
+use crate::data_stores::pool_config;
 use crate::handlers::{self, AdminPool, answers_closed};
 use api::volume::VolumeRequest;
 use api::{Reply, Request};
@@ -38,7 +39,7 @@ pub(crate) async fn ask(config: Config, request: Request) -> Result<Reply> {
 
 async fn open(config: Config, request: &Request) -> Result<impl AdminHandler> {
     if answers_closed(request)
-        && let Some(closed) = engine::closed_pool::look(&config.pool()).await?
+        && let Some(closed) = engine::closed_pool::look(&pool_config(&config)).await?
     {
         return Ok(Offline::Closed(closed));
     }

@@ -7,6 +7,7 @@
 //! - It listens only at the addresses it is given, never at the pool's: a client of the pool must not read old bytes.
 
 use crate::adapters::copy_exports::CopyExports;
+use crate::data_stores::pool_config;
 use crate::serve::{EXIT_AT_ONCE, Signals, listen, reload_tls, server_options, watch_signal};
 use block::quantities::unix_seconds_now;
 use block::seal::PoolKey;
@@ -101,7 +102,8 @@ async fn begin(
     pinned: &Pinned,
 ) -> Result<Reading> {
     let Pinned { target, pool, key, state, .. } = pinned;
-    let mut options = reading_options(&config.pool(), &target.view(state), *pool, key, state.epoch);
+    let mut options =
+        reading_options(&pool_config(&config), &target.view(state), *pool, key, state.epoch);
     options.volume_keys = target.volume_keys(key, *pool).await?;
     options.excluded = state.excluded();
     let tier = Tier::open_read_only(options).await?;

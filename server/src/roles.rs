@@ -25,6 +25,7 @@ pub(crate) use moving::{Successor, begin_move};
 pub(crate) use watching::watch_members;
 
 use crate::adapters::log_members::EnsembleMembers;
+use crate::data_stores::pool_config;
 use api::pool::MoveInfo;
 use asking::Desks;
 use async_trait::async_trait;
@@ -105,7 +106,7 @@ impl Roles {
         let dir = NodeDir::open(config.dir())?;
         let pool = dir.pool();
         let roles = Arc::new(Roles {
-            pool: config.pool(),
+            pool: pool_config(config),
             detection: config.settings().log.detection.duration(),
             service: MemberService::register(&cluster),
             cluster,
@@ -734,7 +735,7 @@ mod tests {
     async fn start_that_ended_before_its_link_is_continued() {
         let place = tempfile::tempdir().unwrap();
         let plain = config(place.path(), "a");
-        let open = opening::open(&plain.pool(), Opening::OrNew).await.unwrap();
+        let open = opening::open(&pool_config(&plain), Opening::OrNew).await.unwrap();
         let (pool, id) = (open.ownership.manifest().pool, open.node.node_id());
         open.close().await.unwrap();
         let addresses = ["127.0.0.1:7400".to_owned()];

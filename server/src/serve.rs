@@ -9,6 +9,7 @@ pub(crate) use closing::{EXIT_AT_ONCE, EXIT_LOG_FAILED};
 use crate::adapters::exports::PoolExports;
 use crate::adapters::pool_volumes::{Attachments, PoolVolumes};
 use crate::admin::{AdminHandler, AdminServer};
+use crate::data_stores::pool_config;
 use crate::handlers::{AdminPool, DaemonParts, MemberAdmin};
 use crate::roles::{Passages, Roles, Successor, forward, keep_going, watch_members};
 use crate::{limits, node};
@@ -73,7 +74,7 @@ pub async fn run(config: &Config, take_over: bool, announce: impl Fn(&[String]))
     check_places(config).await?;
     let opening = if take_over { Opening::TakeOver } else { Opening::OrNew };
     let Some(cluster) = node::open(config)?.filter(node::is_admitted) else {
-        let pool = config.pool();
+        let pool = pool_config(config);
         let terms = Terms { pool: &pool, opening, roles: None };
         return match serve_pool(config, terms, &mut signals, &announce).await? {
             Served::Stopped | Served::Moved(_) => Ok(()),
@@ -119,13 +120,13 @@ async fn run_node(
         let pool = roles.pool_config();
         let terms = Terms { pool: &pool, opening, roles: Some(roles) };
         let is_forced = opening == Opening::TakeOver;
-        let begun = config.pool().clock.now();
+        let begun = pool_config(config).clock.now();
         let served = serve_pool(config, terms, signals, &announce).await;
         roles.set_passages(None);
         roles.close_desk().await;
         roles.lock_dir().await?;
         (opens_at_once, opening) = (false, Opening::OrNew);
-        if config.pool().clock.since(begun) > RETRY_MAX {
+        if pool_config(config).clock.since(begun) > RETRY_MAX {
             pause = Duration::from_millis(500);
         }
         let error = match served {
@@ -518,7 +519,7 @@ pub async fn open_offline(config: &Config, opening: Opening) -> Result<OpenPool>
 /// Those of [`engine::opening::open`].
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     limits::prepare();
-    engine::opening::open(&config.pool(), opening).await
+    engine::opening::open(&pool_config(&config), opening).await
 }
 
 fn open_attachments(

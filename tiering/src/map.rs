@@ -81,11 +81,13 @@ pub struct MapOptions {
     pub page_cache_bytes: usize,
     /// Segment records and live-block counts.
     pub segment_cache_bytes: usize,
+    /// New segments may be in fragments; the header of the metadata says so from then on.
+    pub in_fragments: bool,
 }
 
 impl Default for MapOptions {
     fn default() -> Self {
-        MapOptions { page_cache_bytes: 64 << 20, segment_cache_bytes: 8 << 20 }
+        MapOptions { page_cache_bytes: 64 << 20, segment_cache_bytes: 8 << 20, in_fragments: false }
     }
 }
 

@@ -35,6 +35,7 @@ use crate::read::{ChangedExtent, Reader};
 use crate::reclaim::{Reclaim, ReclaimOptions, ReclaimReport, ReclaimStatus};
 use crate::repair::Repair;
 use crate::seeded_bugs::{SeededBugs, seeded_bugs};
+use crate::segment_store::SegmentStore;
 use async_recursion::async_recursion;
 use block::env::{Clock, SystemClock};
 use block::seal::{Algorithm, PoolKey};
@@ -61,6 +62,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct TierOptions {
     /// The object store, with the prefix of the pool.
     pub store: Arc<dyn ObjectStore>,
+    /// The store of the segments; absent: they are objects of `store`.
+    pub segments: Option<Arc<dyn SegmentStore>>,
     /// Identity of the pool.
     pub pool: [u8; 16],
     /// Root key of the pool.
@@ -125,6 +128,7 @@ impl TierOptions {
     ) -> TierOptions {
         TierOptions {
             store,
+            segments: None,
             pool,
             pool_key,
             volume_keys: VolumeKeys::default(),

@@ -48,6 +48,9 @@ pub struct StatusInfo {
     pub tier: TierInfo,
     /// Space in the store.
     pub space: SpaceInfo,
+    /// The data stores; absent if segments are objects of the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_stores: Option<DataStoresInfo>,
     /// Results of deduplication, of all present volumes; absent if no volume uses it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dedup: Option<DedupInfo>,
@@ -77,6 +80,40 @@ pub struct StatusInfo {
     pub condition_counts: BTreeMap<String, ConditionCount>,
     /// Number of conditions that were raised but not listed because there were too many.
     pub condition_excluded_count: u64,
+}
+
+/// The data stores, which hold the segments in fragments.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataStoresInfo {
+    /// Scheme of new segments, such as `4+2`: numbers of data and parity fragments.
+    pub scheme: String,
+    /// The stores.
+    pub stores: Vec<DataStoreInfo>,
+    /// Requests for ranges of fragments since the start.
+    pub read_count: u64,
+    /// Reads whose fragment was not had in time, and was made from others.
+    pub degraded_read_count: u64,
+    /// Reads that were tried another way because the answer was late.
+    pub hedged_read_count: u64,
+    /// Bytes of fragments written since the start.
+    pub written_bytes: u64,
+    /// Fragments for which no store was left since the start.
+    pub missing_write_count: u64,
+}
+
+/// A data store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataStoreInfo {
+    /// Its URL.
+    pub url: String,
+    /// Its failure domain.
+    pub domain: String,
+    /// It is no longer configured, and gets no new fragments.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_leaving: bool,
+    /// The cause of its last failure, while it fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }
 
 /// Conditions of one kind.

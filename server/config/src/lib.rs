@@ -13,10 +13,12 @@
 //! - No secret is ever part of a configuration, only the place where it is found.
 
 pub mod budget;
+mod data_stores;
 pub mod options;
 mod unknown;
 
 pub use budget::Budget;
+pub use data_stores::{DataSettings, DataStoreSettings};
 
 use block::env::SystemClock;
 use block::quantities::{self, ByteSize, Span};
@@ -25,6 +27,7 @@ use block::units::{SECTOR_BYTES, VOLUME_BYTES_MAX};
 use block::{Error, ErrorKind, Result};
 use control::keys::{KeySource, NewKey};
 use engine::config::{DataConfig, PoolConfig, VolumeConfig};
+use engine::data_stores::DataStores;
 use engine::destage::{DestageOptions, ReclaimPace};
 use engine::record::Durability;
 use serde::{Deserialize, Serialize};
@@ -55,6 +58,7 @@ pub struct Settings {
     pub lock_memory: bool,
     pub deleted_retention: Span,
     pub log: LogSettings,
+    pub data: DataSettings,
     pub cache: CacheSettings,
     pub memory_cache: MemoryCacheSettings,
     pub destage: DestageSettings,
@@ -269,6 +273,7 @@ impl Default for Settings {
             lock_memory: false,
             deleted_retention: Span::from_secs(7 * 86_400),
             log: LogSettings::default(),
+            data: DataSettings::default(),
             cache: CacheSettings::default(),
             memory_cache: MemoryCacheSettings::default(),
             destage: DestageSettings::default(),
@@ -424,6 +429,7 @@ impl Config {
         }
         control::store::check_url(settings.store.as_deref().unwrap_or_default())?;
         check_ranges(&settings)?;
+        settings.data.check()?;
         check_volumes(&settings.volumes)?;
         check_listeners(&settings.nbd)?;
         key_source(&settings.keys)?;
@@ -461,9 +467,9 @@ impl Config {
         &self.budget
     }
 
-    /// What the engine needs to know of it.
+    /// What the engine needs to know of it. `data_stores` opens what `[data]` names.
     #[must_use]
-    pub fn pool(&self) -> PoolConfig {
+    pub fn pool(&self, data_stores: Arc<dyn DataStores>) -> PoolConfig {
         let (settings, budget) = (self.settings(), self.budget());
         let log = &settings.log;
         let default = LogOptions::default();
@@ -505,6 +511,7 @@ impl Config {
                 + nbd::RESERVED_COUNT as u64,
             machine_files: vec![devices::FILE],
             clock: Arc::new(SystemClock),
+            data_stores,
             log_members: None,
         }
     }
@@ -552,16 +559,21 @@ impl Config {
         let table = toml::Table::try_from(&self.settings).unwrap_or_default();
         let mut values = flatten(&table);
         let origin = |key: &str| self.origins.get(key).cloned().unwrap_or(Origin::Default);
+        let is_in_list = |key: &str| {
+            key.rsplit_once('.').is_some_and(|(section, _)| options::LISTS.contains(&section))
+        };
         let mut rows: Vec<_> = options::OPTIONS
             .iter()
-            .filter(|option| !option.key.starts_with("volumes."))
+            .filter(|option| !is_in_list(option.key))
             .map(|option| {
                 let value = values.remove(option.key).map(|value| value.to_string());
                 (option.key.to_owned(), value, origin(option.key))
             })
             .collect();
-        if let Some(volumes) = values.remove("volumes") {
-            rows.push(("volumes".to_owned(), Some(volumes.to_string()), origin("volumes")));
+        for list in options::LISTS {
+            if let Some(value) = values.remove(*list) {
+                rows.push(((*list).to_owned(), Some(value.to_string()), origin(list)));
+            }
         }
         rows
     }

@@ -122,6 +122,49 @@ pub const OPTIONS: &[OptionDoc] = &[
         "Silence of the pool's owner after which another node takes the pool over. Set it to the same on all nodes.",
     ),
     row(
+        "data.scheme",
+        "text",
+        "1+1, 2+1, 4+2, 8+2, 14+2, 16+2 or 21+3",
+        "(none: segments are objects of the store)",
+        "\"1+1\"",
+        "Erasure code of the segments: fragments of data, and of parity, which is also the number of data stores that \
+         may be lost. Changing it affects new segments.",
+    ),
+    row(
+        "data.stores.url",
+        "URL or path",
+        "as for `store`; a directory must exist",
+        "(required)",
+        "\"/mnt/nvme0/spindle\"",
+        "A data store, which holds fragments of segments: a directory on a drive, or a bucket. Without other \
+         settings, its URL alone may stand in the list.",
+    ),
+    row(
+        "data.stores.domain",
+        "text",
+        "",
+        "(the URL)",
+        "\"drive 0\"",
+        "Failure domain: what fails together with this store, such as a drive, a machine or a provider. No two \
+         fragments of a segment are in one.",
+    ),
+    row(
+        "data.stores.env_prefix",
+        "text",
+        "",
+        "(none)",
+        "\"NVME0_\"",
+        "The store's settings and credentials are in variables that begin with this: NVME0_AWS_ACCESS_KEY_ID and so on.",
+    ),
+    row(
+        "data.stores.weight",
+        "number",
+        "1 to 1000",
+        "(1)",
+        "1",
+        "Share of new fragments, relative to the other stores: twice the weight for a drive of twice the size.",
+    ),
+    row(
         "cache.dir",
         "path",
         "a local directory",
@@ -384,6 +427,9 @@ pub const OPTIONS: &[OptionDoc] = &[
     ),
 ];
 
+/// Sections of which a file may have several.
+pub(crate) const LISTS: &[&str] = &["volumes", "data.stores"];
+
 /// A commented `spindle.toml` with every option and its default.
 #[must_use]
 pub fn example() -> String {
@@ -396,8 +442,8 @@ pub fn example() -> String {
         let (prefix, key) = option.key.rsplit_once('.').unwrap_or(("", option.key));
         if prefix != section {
             section = prefix;
-            let heading =
-                if prefix == "volumes" { "[[volumes]]".to_owned() } else { format!("[{prefix}]") };
+            let is_list = LISTS.contains(&prefix);
+            let heading = if is_list { format!("[[{prefix}]]") } else { format!("[{prefix}]") };
             // Written to a string: it cannot fail.
             let _ = write!(text, "\n# {heading}\n");
         }

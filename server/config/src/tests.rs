@@ -89,6 +89,23 @@ fn values_out_of_range_name_the_option_and_the_range() {
         ("[nbd]\nlisten = [\"0.0.0.0:10809\"]", "allow_plain_remote"),
         ("[nbd]\nlisten = [\"db.example:10809\"]", "allow_plain_remote"),
         ("[nbd.tls]\ncert = \"c\"\nkey = \"k\"\nclients = { a = [\"*\"] }", "client_ca"),
+        ("[data]\nscheme = \"3+1\"", "it is none of 1+1, 2+1, 4+2"),
+        ("[data]\nstores = [\"/a\"]", "needs data.scheme"),
+        ("[data]\nscheme = \"1+1\"\nstores = [\"/a\", \"/a\"]", "/a is named twice"),
+        (
+            "[data]\nscheme = \"2+1\"\nstores = [\"/a\", \"/b\"]",
+            "3 failure domains, and data.stores has 2",
+        ),
+        (
+            "[data]\nscheme = \"1+1\"\nstores = [{ url = \"/a\", domain = \"x\" }, { url = \"/b\", domain = \"x\" }]",
+            "2 failure domains, and data.stores has 1",
+        ),
+        ("[data]\nscheme = \"1+1\"\nstores = [\"/a\", \"ftp://b\"]", "data.stores"),
+        (
+            "[data]\nscheme = \"1+1\"\nstores = [\"/a\", { url = \"/b\", weight = 0 }]",
+            "from 1 to 1000",
+        ),
+        ("[data]\nscheme = \"1+1\"\nstores = [\"/a\", { uri = \"/b\" }]", "did you mean `url`?"),
         ("[log]\ndetection = \"100ms\"", "from 200ms to 60s"),
         ("[log]\ndetection = \"61s\"", "from 200ms to 60s"),
         ("[keys]\nsource = \"passphrase\"", "exactly one of"),
@@ -137,6 +154,15 @@ fn every_option_is_documented_and_every_documented_option_exists() {
         }],
         ..Settings::default()
     };
+    settings.data = DataSettings {
+        scheme: Some("1+1".to_owned()),
+        stores: vec![DataStoreSettings {
+            url: "/s".to_owned(),
+            domain: Some("d".to_owned()),
+            env_prefix: Some("P_".to_owned()),
+            weight: Some(2),
+        }],
+    };
     settings.cache.dir = Some("/c".into());
     settings.memory_cache.size = Some(ByteSize(0));
     settings.nbd.listen = Some(Vec::new());
@@ -158,10 +184,13 @@ fn every_option_is_documented_and_every_documented_option_exists() {
         recovery_file: Some("/r".into()),
     };
     let table = toml::Table::try_from(&settings).unwrap();
-    let mut real: Vec<String> =
-        flatten(&table).into_keys().filter(|key| key != "volumes").collect();
-    let volume = table["volumes"][0].as_table().unwrap();
-    real.extend(volume.keys().map(|key| format!("volumes.{key}")));
+    let is_list = |key: &String| options::LISTS.contains(&key.as_str());
+    let mut real: Vec<String> = flatten(&table).into_keys().filter(|key| !is_list(key)).collect();
+    for (list, value) in [("volumes", &table["volumes"]), ("data.stores", &table["data"]["stores"])]
+    {
+        let keys = value[0].as_table().unwrap().keys();
+        real.extend(keys.map(|key| format!("{list}.{key}")));
+    }
     real.sort();
     let mut documented: Vec<&str> = OPTIONS.iter().map(|option| option.key).collect();
     documented.sort_unstable();
@@ -172,7 +201,8 @@ fn every_option_is_documented_and_every_documented_option_exists() {
 fn the_documented_defaults_are_the_defaults() {
     let table = toml::Table::try_from(Settings::default()).unwrap();
     let values = flatten(&table);
-    for option in OPTIONS.iter().filter(|option| !option.key.starts_with("volumes.")) {
+    let is_in_list = |key: &str| options::LISTS.iter().any(|list| key.starts_with(list));
+    for option in OPTIONS.iter().filter(|option| !is_in_list(option.key)) {
         let real = values.get(option.key).map(ToString::to_string);
         let documented = Some(option.default.to_owned()).filter(|text| !text.starts_with('('));
         assert_eq!(real, documented, "{}", option.key);
@@ -190,7 +220,7 @@ fn the_example_file_is_valid_with_and_without_its_comments() {
         .skip(2)
         .collect();
     let settings: Settings = toml::from_str(&all).unwrap_or_else(|error| panic!("{error}\n{all}"));
-    assert_eq!(settings.volumes.len(), 1);
+    assert_eq!((settings.volumes.len(), settings.data.stores.len()), (1, 1));
     assert_eq!(settings.memory, Settings::default().memory);
 }
 

@@ -7,6 +7,7 @@
 
 use crate::config::PoolConfig;
 use crate::copies::{CopyStatus, list};
+use crate::data_stores::{OpenDataStores, open_data_stores};
 use crate::opening::check_pool_is_there;
 use crate::pool::NamedOrigin;
 use crate::record::{VolumeRecord, VolumeState};
@@ -22,6 +23,7 @@ use control::keys::KeyRing;
 use control::manifest::{self, Manifest, NodeDir};
 use control::store::{Store, StoreOptions};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use tiering::Tier;
 
 /// A pool that was closed in order, opened for reading.
@@ -40,6 +42,8 @@ pub struct ClosedPool {
     pub tier: Tier,
     /// Present for a pool that was restored from a copy.
     pub restored: Option<Restored>,
+    /// The data stores, if the pool's segments are there.
+    pub data_stores: Option<Arc<dyn OpenDataStores>>,
     /// Number of the document in which a key of a volume was destroyed last, or 0.
     pub keys_destroyed_in: u64,
     /// Conditions that the look has found.
@@ -176,6 +180,7 @@ pub async fn look(config: &PoolConfig) -> Result<Option<ClosedPool>> {
     options.conditions = conditions.clone();
     options.volume_keys = keys_of_volumes;
     options.excluded = restored.as_ref().and_then(Restored::excluded);
+    let data_stores = open_data_stores(config, &with_copy, &mut options, None).await?;
     let tier = match Tier::open_for_look(options).await {
         Ok(tier) => tier,
         // An opening ended before there was any metadata.
@@ -191,6 +196,7 @@ pub async fn look(config: &PoolConfig) -> Result<Option<ClosedPool>> {
         manifest,
         tier,
         restored,
+        data_stores,
         keys_destroyed_in,
         conditions,
     }))

@@ -5,6 +5,7 @@
 //! - The values are valid and within the memory budget: whoever makes them has checked them.
 //! - No secret is part of it, except a passphrase that was typed in, which prints as `…`.
 
+use crate::data_stores::DataStores;
 use crate::destage::DestageOptions;
 use crate::log_members::LogMembers;
 use crate::record::Durability;
@@ -54,6 +55,8 @@ pub struct PoolConfig {
     pub machine_files: Vec<&'static str>,
     /// Time for schedules, upkeep and pauses. Timers are tokio's.
     pub clock: Arc<dyn Clock>,
+    /// Where the segments are.
+    pub data_stores: Arc<dyn DataStores>,
     /// The members of the write log, if this node is one of several.
     pub log_members: Option<Arc<dyn LogMembers>>,
 }

@@ -4,6 +4,7 @@
 
 use crate::config::PoolConfig;
 use crate::copies::target::Target;
+use crate::data_stores::open_data_stores;
 use crate::opening::check_store_dir_exists;
 use crate::report::{PoolReport, without_key};
 use crate::restore::{self, Restored};
@@ -46,6 +47,7 @@ pub async fn fsck_of(config: &PoolConfig, pool: Uuid, key: &PoolKey) -> Result<P
     options.restored = restored.as_ref().and_then(Restored::objects);
     options.excluded = restored.and_then(|restored| restored.lacks());
     options.volume_keys = volume_keys;
+    let _stores = open_data_stores(config, &store, &mut options, None).await?;
     fsck_store(options).await
 }
 

@@ -22,6 +22,7 @@ pub mod closed_pool;
 pub mod conditions;
 pub mod config;
 pub mod copies;
+pub mod data_stores;
 pub mod destage;
 pub mod failed_log;
 pub mod fsck;

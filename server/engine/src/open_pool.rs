@@ -10,6 +10,7 @@ use crate::client_record::ClientRecord;
 use crate::conditions;
 use crate::config::PoolConfig;
 use crate::copies::Copies;
+use crate::data_stores::OpenDataStores;
 use crate::failed_log;
 use crate::log_members::OwnerRole;
 use crate::marks::settle_lost_writes;
@@ -62,6 +63,8 @@ pub struct OpenPool {
     pub store: Store,
     /// Present for a pool that was restored from a copy.
     pub restored: Option<Restored>,
+    /// The data stores, if the pool's segments are there.
+    pub data_stores: Option<Arc<dyn OpenDataStores>>,
     /// The pool has everything that it was restored from.
     pub is_complete: watch::Sender<bool>,
     /// The role of the owner among the members of the log, if it has several.

@@ -16,6 +16,7 @@ mod write_log;
 use self::write_log::{LogFound, open_log};
 use crate::clock::ProvenClock;
 use crate::config::PoolConfig;
+use crate::data_stores::{OpenDataStores, open_data_stores};
 use crate::failed_log;
 use crate::log_members::OwnerRole;
 use crate::lookout::Lookout;
@@ -264,6 +265,7 @@ struct Parts {
     log: Log,
     recovery: Recovery,
     restored: Option<Restored>,
+    data_stores: Option<Arc<dyn OpenDataStores>>,
     conditions: Conditions,
     is_log_lost: bool,
     /// The store had a note that the log has failed.
@@ -275,6 +277,7 @@ struct Parts {
 struct Opened {
     recovery: Recovery,
     restored: Option<Restored>,
+    data_stores: Option<Arc<dyn OpenDataStores>>,
     conditions: Conditions,
     lost_writes: Option<LostWrites>,
     role: Option<Box<dyn OwnerRole>>,
@@ -304,7 +307,7 @@ impl Taken {
         opened: Opened,
         steps: Steps,
     ) -> OpenPool {
-        let Opened { recovery, restored, conditions, lost_writes, role } = opened;
+        let Opened { recovery, restored, data_stores, conditions, lost_writes, role } = opened;
         OpenPool {
             pool,
             lost_writes,
@@ -319,6 +322,7 @@ impl Taken {
                 restored.as_ref().is_none_or(|one| one.origin.is_complete),
             ),
             restored,
+            data_stores,
             role,
             steps,
         }
@@ -349,9 +353,13 @@ async fn open_parts(config: &PoolConfig, taken: &Taken, steps: &mut Steps) -> Re
     options.volume_keys = volume_keys.table().clone();
     options.excluded = restored.as_ref().and_then(Restored::excluded);
     options.restored = restored.as_ref().and_then(Restored::objects);
+    let data_stores = open_data_stores(config, &store, &mut options, Some(ownership)).await?;
     let tier = Tier::open(options).await?;
     steps.end("metadata");
     let opened = open_log(config, taken, (&tier, restored.as_ref()), steps).await;
+    if let (Ok(_), Some(stores)) = (&opened, &data_stores) {
+        stores.clean_unfinished();
+    }
     match opened {
         Ok(LogFound { log, recovery, is_log_lost, is_heard, role }) => Ok(Parts {
             tier,
@@ -359,6 +367,7 @@ async fn open_parts(config: &PoolConfig, taken: &Taken, steps: &mut Steps) -> Re
             log,
             recovery,
             restored,
+            data_stores,
             conditions,
             is_log_lost,
             is_heard,
@@ -379,8 +388,8 @@ async fn open_parts(config: &PoolConfig, taken: &Taken, steps: &mut Steps) -> Re
 
 /// Records that the directory holds the pool, and starts its jobs.
 fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>, Opened)> {
-    let Parts { tier, volume_keys, log, recovery, restored, conditions, is_log_lost, role, .. } =
-        parts;
+    let Parts { tier, volume_keys, log, recovery, conditions, is_log_lost, role, .. } = parts;
+    let Parts { restored, data_stores, .. } = parts;
     taken.ownership.settle(&taken.node)?;
     crate::conditions::show_recovery(&conditions, &recovery);
     let pool = Pool::start(
@@ -403,7 +412,7 @@ fn start(config: &PoolConfig, taken: &Taken, parts: Parts) -> Result<(Arc<Pool>,
         () if is_log_lost => Some(LostWrites::LostLog),
         () => recovery.tail_loss.map(LostWrites::from),
     };
-    Ok((pool, Opened { recovery, restored, conditions, lost_writes, role }))
+    Ok((pool, Opened { recovery, restored, data_stores, conditions, lost_writes, role }))
 }
 
 /// Brings an opened pool into the state that is needed before anything of it is served.

@@ -13,6 +13,8 @@ use tokio::sync::watch;
 
 /// Interval at which the owner checks that it still owns the pool. Chosen by hand: one listing.
 const OWNERSHIP_CHECK: Duration = Duration::from_secs(5);
+/// Pause between two looks at the data stores. Chosen by hand: one small read of each.
+const DATA_STORES_LOOK: Duration = Duration::from_secs(5);
 /// Pause between two checks for snapshots that are due.
 const SCHEDULE_CHECK: Duration = Duration::from_secs(5);
 
@@ -38,6 +40,23 @@ pub async fn watch_ownership(open: Arc<OpenPool>, mut stop: watch::Receiver<bool
             Err(error) => {
                 conditions::show_contact(&open.conditions, Some(&error.chain()));
             }
+        }
+    }
+}
+
+/// Looks at the data stores from time to time.
+#[async_recursion]
+pub async fn watch_data_stores(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    let Some(stores) = open.data_stores.clone() else { return };
+    drop(open);
+    loop {
+        tokio::select! {
+            () = stores.look() => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        tokio::select! {
+            () = tokio::time::sleep(DATA_STORES_LOOK) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
         }
     }
 }

@@ -11,22 +11,24 @@
 
 use crate::clock;
 use crate::config::PoolConfig;
+use crate::data_stores::{DataStoresAsked, FRAGMENTS};
 use crate::open_pool::OpenPool;
 use crate::opening;
 use crate::opening::Opening;
 use async_recursion::async_recursion;
 use block::quantities;
 use block::seal::PoolKey;
-use block::{Error, ErrorKind, Result};
+use block::{Conditions, Error, ErrorKind, Result};
 use control::keys::{KeyRing, KeySource};
 use control::manifest::{self, Manifest};
 use control::store::{Reason, Store, StoreOptions, is_folder_marker};
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectMeta, ObjectStore};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::listing;
+use tiering::segment_store::ObjectSegments;
 use uuid::Uuid;
 
 /// The folders with the data of a pool, and with leftovers of the probe of a store.
@@ -124,7 +126,7 @@ pub async fn purge(config: &PoolConfig, now: bool) -> Result<PoolPurged> {
         wall_seconds: config.clock.unix_seconds(),
         proven_seconds: clock::proven_in(&*config.clock, &config.dir),
     };
-    purge_store(&store, &config.keys, kept, now).await
+    purge_store(&store, &config.keys, kept, now, Some(config)).await
 }
 
 /// The facts that decide whether a removed pool is still retained.
@@ -142,11 +144,18 @@ async fn purge_store(
     source: &KeySource,
     kept: Kept,
     now: bool,
+    config: Option<&PoolConfig>,
 ) -> Result<PoolPurged> {
     let manifest = begin(store, source, kept, now).await?;
     let mut purged =
         PoolPurged { name: manifest.name, pool: manifest.pool, object_count: 0, object_bytes: 0 };
-    if let Err(error) = delete_all(store, manifest.number, &mut purged).await {
+    let deleted = async {
+        if let Some(config) = config {
+            delete_from_data_stores(config, store, &mut purged).await?;
+        }
+        delete_all(store, manifest.number, &mut purged).await
+    };
+    if let Err(error) = deleted.await {
         let what = format!(
             "purge pool {}: cut short after {} objects; it can no longer be restored. Run `spindle \
              pool purge` again once the cause is gone",
@@ -228,6 +237,53 @@ fn purge_at(removed_at: u64, retention: Duration) -> u64 {
     removed_at.saturating_add(retention.as_secs())
 }
 
+/// Deletes the fragments, as far as their stores answer. Fragments of others stay, and nothing opens them once
+/// the keys are gone.
+async fn delete_from_data_stores(
+    config: &PoolConfig,
+    store: &Store,
+    purged: &mut PoolPurged,
+) -> Result<()> {
+    if !KeyRing::exists(store).await? {
+        return Ok(()); // an earlier purge was here
+    }
+    let keys = KeyRing::open(store, &config.keys).await?;
+    let asked = DataStoresAsked {
+        store,
+        key: &keys.newest().key,
+        pool: keys.pool(),
+        objects: ObjectSegments::new(store.bulk()),
+        owner: None,
+        conditions: Conditions::default(),
+        clock: config.clock.clone(),
+    };
+    let Some(stores) = config.data_stores.open(asked).await? else { return Ok(()) };
+    stores.look().await;
+    let failures = stores.status().stores.into_iter().map(|store| store.failure);
+    for ((place, identity), failure) in stores.places().into_iter().zip(failures) {
+        let objects = place.bulk();
+        let deleted = async {
+            if let Some(why) = failure {
+                return Err(Error::new(ErrorKind::Unavailable, why));
+            }
+            place.clean_unfinished(FRAGMENTS);
+            for folder in [FRAGMENTS, "probe"] {
+                delete_folder(&place, &objects, folder, None, purged).await?;
+            }
+            let deleted = objects.delete(&identity).await;
+            deleted.map_err(|error| place.explain("delete the identity of a data store", error))
+        };
+        if let Err(error) = deleted.await {
+            tracing::warn!(
+                store = place.url(),
+                error = %error.chain(),
+                "a data store was not emptied; what is left there is of the pool that was purged"
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Deletes everything, the manifest `newest` last.
 async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Result<()> {
     let bulk = store.bulk();
@@ -238,6 +294,7 @@ async fn delete_all(store: &Store, newest: u64, purged: &mut PoolPurged) -> Resu
     let control = store.control();
     delete_folder(store, &control, crate::restore::FOLDER, None, purged).await?;
     delete_folder(store, &control, crate::copies::list::FOLDER, None, purged).await?;
+    delete_folder(store, &control, crate::data_stores::FOLDER, None, purged).await?;
     delete_folder(store, &control, crate::scrub::FOLDER, None, purged).await?;
     delete_folder(store, &control, crate::failed_log::FOLDER, None, purged).await?;
     delete_folder(store, &control, crate::volume_keys::FOLDER, None, purged).await?;

@@ -171,6 +171,7 @@ pub fn pool_config(place: &Path, dir: &str) -> PoolConfig {
         connection_count_max: 64,
         machine_files: vec!["devices.test"],
         clock: Arc::new(SystemClock),
+        data_stores: Arc::new(crate::data_stores::NoDataStores),
         log_members: None,
     }
 }

@@ -6,7 +6,7 @@ use super::copy::copy_infos;
 use super::restore::restore_info;
 use super::scrub::scrub_info;
 use super::snapshot::{Held, snapshot_info};
-use super::status::{condition_counts, space_info, tier_info};
+use super::status::{condition_counts, data_stores_info, space_info, tier_info};
 use super::volume::{VolumeSeen, by_name, dedup_info, named_volume, volume_info_of};
 use super::{convert, node};
 use crate::admin::AdminHandler;
@@ -119,6 +119,7 @@ async fn status_of(pool: &ClosedPool) -> Result<StatusInfo> {
         destage: DestageInfo::default(),
         space: space_info(&pool.tier.reclaim_status(), 0, tier.metadata_written_bytes),
         tier: tier_info(tier),
+        data_stores: pool.data_stores.as_ref().map(|stores| data_stores_info(stores.status())),
         dedup: dedup_info(records.iter(), &pool.tier.dedup_status()),
         restored: pool
             .restored

@@ -5,10 +5,11 @@ use super::volume::{dedup_info, ratio};
 use super::{AdminPool, convert, name_of, node};
 use crate::roles::members_of;
 use api::status::{
-    AtRisk, CacheInfo, ConditionCount, ConditionInfo, DestageInfo, LogInfo, NbdInfo, SpaceInfo,
-    StalledInfo, StatusInfo, TierInfo,
+    AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
+    LogInfo, NbdInfo, SpaceInfo, StalledInfo, StatusInfo, TierInfo,
 };
 use block::{ConditionKind, Conditions};
+use engine::data_stores::{DataStoreStatus, DataStoresStatus};
 use engine::open_pool::OpenPool;
 use engine::state::StalledVolume;
 use std::collections::BTreeMap;
@@ -84,6 +85,7 @@ impl AdminPool {
                 progress.stored_bytes,
                 tier.metadata_written_bytes,
             ),
+            data_stores: open.data_stores.as_ref().map(|stores| data_stores_info(stores.status())),
             dedup: dedup_info(open.pool.records().iter(), &open.pool.dedup_status()),
             restored: open
                 .restored
@@ -101,6 +103,24 @@ impl AdminPool {
             condition_counts: condition_counts(&open.conditions),
             condition_excluded_count: open.conditions.excluded_count(),
         }
+    }
+}
+
+pub(super) fn data_stores_info(status: DataStoresStatus) -> DataStoresInfo {
+    let store = |store: DataStoreStatus| DataStoreInfo {
+        url: store.url,
+        domain: store.domain,
+        is_leaving: store.is_leaving,
+        failure: store.failure,
+    };
+    DataStoresInfo {
+        scheme: status.scheme,
+        stores: status.stores.into_iter().map(store).collect(),
+        read_count: status.read_count,
+        degraded_read_count: status.degraded_read_count,
+        hedged_read_count: status.hedged_read_count,
+        written_bytes: status.written_bytes,
+        missing_write_count: status.missing_write_count,
     }
 }
 

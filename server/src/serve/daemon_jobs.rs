@@ -8,7 +8,7 @@ use crate::handlers::AdminPool;
 use block::{Error, ErrorKind, Job};
 use engine::jobs::{Jobs, Need};
 use engine::open_pool::OpenPool;
-use engine::pool_jobs::{hydrate, run_schedules, watch_ownership};
+use engine::pool_jobs::{hydrate, run_schedules, watch_data_stores, watch_ownership};
 use nbd::{Listener, Server};
 use std::sync::Arc;
 use tokio::signal::unix::Signal;
@@ -26,6 +26,7 @@ pub(super) fn start_jobs(
     let purge = Job::new("purge", "removed volumes stay after their time");
     let schedules = Job::new("snapshot schedules", "no snapshot is made or pruned by schedule");
     let fetch = Job::new("hydration", "the restored pool still depends on its copy");
+    let stores = Job::new("data stores", "data stores that fail are noticed late");
     let look = Job::new("lookout", "some conditions that last are noticed late, or not at all");
     let reload = Job::new("certificates", "TLS certificates are not read again at SIGHUP");
     let stopped = || stop.subscribe();
@@ -33,6 +34,7 @@ pub(super) fn start_jobs(
         jobs.spawn(Need::Vital, watch, watch_ownership(open.clone(), stopped())),
         jobs.spawn(Need::Useful, purge, purge_removed(open.clone(), handler.clone(), stopped())),
         jobs.spawn(Need::Useful, schedules, run_schedules(open.clone(), stopped())),
+        jobs.spawn(Need::Useful, stores, watch_data_stores(open.clone(), stopped())),
         jobs.spawn(Need::Useful, fetch, hydrate(open.clone(), stopped())),
         jobs.spawn(Need::Useful, look, looking::run(open.clone(), attachments.clone(), stopped())),
         jobs.spawn(Need::Useful, reload, reload_certificates(server, hangups, stopped())),

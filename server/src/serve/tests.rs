@@ -1,6 +1,7 @@
 //! Tests of commands that open a pool or only look at it.
 
 use super::*;
+use crate::data_stores::pool_config;
 use crate::handlers::answers_closed;
 use api::copy::CopyRequest;
 use api::key::KeyRequest;
@@ -106,15 +107,17 @@ async fn commands_that_only_look_take_and_write_nothing() {
         Request::Pool(PoolRequest::Status {}),
     ];
     std::fs::create_dir(place.path().join("b")).unwrap();
-    let refused =
-        engine::closed_pool::look(&b.pool()).await.err().expect("it is open on the other one");
+    let refused = engine::closed_pool::look(&pool_config(&b))
+        .await
+        .err()
+        .expect("it is open on the other one");
     assert_eq!(refused.kind(), ErrorKind::Busy, "{}", refused.chain());
     pool.close().await.unwrap();
     let before = contents(&place.path().join("store"));
     for config in [&b, &a] {
         for request in &looks {
             assert!(answers_closed(request));
-            let look = engine::closed_pool::look(&config.pool())
+            let look = engine::closed_pool::look(&pool_config(&config))
                 .await
                 .unwrap()
                 .expect("it was closed in order");
@@ -140,5 +143,5 @@ async fn commands_that_only_look_take_and_write_nothing() {
     let pool = open(&a, Opening::Existing).await.unwrap();
     assert!(pool.ownership.may_replay(Epoch(1)), "it has always been of this directory");
     crash(pool).await;
-    assert!(engine::closed_pool::look(&a.pool()).await.unwrap().is_none());
+    assert!(engine::closed_pool::look(&pool_config(&a)).await.unwrap().is_none());
 }

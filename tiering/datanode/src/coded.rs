@@ -2,21 +2,30 @@
 //!
 //! Invariants:
 //! - A placement is returned once every fragment that it names is on stable storage, on stores of distinct
-//!   failure domains, and at least one more than are needed to read the segment.
+//!   failure domains, and one more than are needed to read the segment; with a single parity fragment,
+//!   as many as are needed.
 //! - A range of a lost fragment is decoded from the same range of others. If too few are left, the read
 //!   fails with the error of a store.
+//! - A segment whose stores are all those of another pool is an object: the pool was restored from a copy.
 
+mod health;
 mod image;
+mod member;
 mod reading;
 
 use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment};
 use crate::placing::{StoreId, StoreInfo, candidates};
+use block::conditions::Report;
+use block::env::Clock;
+use block::{ConditionKind, Conditions};
 use bytes::Bytes;
 use erasure::fragment::FragmentOwner;
 use erasure::{Pattern, Scheme};
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{StreamExt, TryStreamExt};
+use health::Way;
 use image::CodedImage;
+use member::Member;
 use object_store::{Error, Result};
 use parking_lot::Mutex;
 use reading::Coded;
@@ -34,11 +43,43 @@ use tiering::segment_store::{Leftover, Listed, ObjectSegments, SegmentStore};
 /// scheme and a few choices of others; 700 bytes each.
 const PATTERNS_MAX: usize = 1024;
 
-/// A store of fragments, and what the choice of stores knows of it.
+/// A store of fragments of a pool.
 #[derive(Clone, Debug)]
-struct Member {
-    info: StoreInfo,
-    store: Arc<dyn FragmentStore>,
+pub struct NamedStore {
+    /// What the choice of stores knows of it.
+    pub info: StoreInfo,
+    /// Its URL, for people.
+    pub name: String,
+    /// The store.
+    pub store: Arc<dyn FragmentStore>,
+}
+
+/// Everything that the segments of a pool in fragments depend on.
+#[derive(Debug)]
+pub struct CodedOptions {
+    /// Identity of the pool.
+    pub pool: [u8; 16],
+    /// Scheme of new segments.
+    pub scheme: Scheme,
+    /// The stores, with those that get no new fragments.
+    pub stores: Vec<NamedStore>,
+    /// Segments that are not in fragments.
+    pub objects: ObjectSegments,
+    /// Time for pauses and latencies. Timers are tokio's.
+    pub clock: Arc<dyn Clock>,
+    /// Registry for stores that are away.
+    pub conditions: Conditions,
+}
+
+/// The state of a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreState {
+    /// The store.
+    pub info: StoreInfo,
+    /// Its URL.
+    pub name: String,
+    /// The cause of the last failure, while it fails.
+    pub failure: Option<String>,
 }
 
 /// A loss pattern: the scheme, the lost fragment, and those that are read instead.
@@ -51,6 +92,8 @@ pub struct CodedCounts {
     pub reads: u64,
     /// Reads whose fragment was not had, and was decoded from others.
     pub degraded_reads: u64,
+    /// Reads that were tried another way because the answer was late.
+    pub hedged_reads: u64,
     /// Fragments written.
     pub writes: u64,
     /// Bytes of them.
@@ -63,6 +106,7 @@ pub struct CodedCounts {
 struct Counters {
     reads: AtomicU64,
     degraded_reads: AtomicU64,
+    hedged_reads: AtomicU64,
     writes: AtomicU64,
     written_bytes: AtomicU64,
     missing_writes: AtomicU64,
@@ -73,31 +117,64 @@ struct Counters {
 pub struct CodedSegments {
     pool: [u8; 16],
     scheme: Scheme,
-    stores: BTreeMap<StoreId, Member>,
-    /// Segments that are objects: written before the pool had stores of fragments.
+    stores: BTreeMap<StoreId, Arc<Member>>,
+    /// Segments that are objects: written before the pool had stores of fragments, or read from a copy.
     objects: ObjectSegments,
+    conditions: Conditions,
     patterns: Mutex<HashMap<PatternKey, Arc<Pattern>>>,
     counters: Counters,
 }
 
 impl CodedSegments {
-    /// Makes the store of a pool's segments. `objects` has those that are not in fragments.
+    /// Makes the store of a pool's segments.
     #[must_use]
-    pub fn new(
-        pool: [u8; 16],
-        scheme: Scheme,
-        stores: Vec<(StoreInfo, Arc<dyn FragmentStore>)>,
-        objects: ObjectSegments,
-    ) -> CodedSegments {
-        let stores = stores.into_iter().map(|(info, store)| (info.id, Member { info, store }));
+    pub fn new(options: CodedOptions) -> CodedSegments {
+        let CodedOptions { pool, scheme, stores, objects, clock, conditions } = options;
+        let member = |NamedStore { info, name, store }: NamedStore| {
+            (info.id, Arc::new(Member::new(info, name, store, Arc::clone(&clock))))
+        };
         CodedSegments {
             pool,
             scheme,
-            stores: stores.collect(),
+            stores: stores.into_iter().map(member).collect(),
             objects,
+            conditions,
             patterns: Mutex::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// Looks at every store, and shows those that are away as conditions. To be called every few seconds.
+    pub async fn look(&self) {
+        let looks = self.stores.values().map(|member| async move {
+            let _ = member.look().await;
+            let failure = member.health().failure();
+            let report = failure.map(|why| {
+                let what = format!("the data store {} fails: {why}", member.name);
+                let cost = "reads of its fragments are decoded from those of other stores, and new ones go elsewhere \
+                            or are missing";
+                Report::new(what, cost, "bring the store back; nothing else has to be done")
+            });
+            self.conditions.set(ConditionKind::DataStoreAway, &member.name, report);
+        });
+        futures::future::join_all(looks).await;
+    }
+
+    /// The states of the stores, in the order of their numbers.
+    #[must_use]
+    pub fn states(&self) -> Vec<StoreState> {
+        let state = |member: &Arc<Member>| StoreState {
+            info: member.info.clone(),
+            name: member.name.clone(),
+            failure: member.health().failure(),
+        };
+        self.stores.values().map(state).collect()
+    }
+
+    /// Scheme of new segments.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
     }
 
     /// Returns the counts.
@@ -107,6 +184,7 @@ impl CodedSegments {
         CodedCounts {
             reads: load(&self.counters.reads),
             degraded_reads: load(&self.counters.degraded_reads),
+            hedged_reads: load(&self.counters.hedged_reads),
             writes: load(&self.counters.writes),
             written_bytes: load(&self.counters.written_bytes),
             missing_writes: load(&self.counters.missing_writes),
@@ -118,8 +196,46 @@ impl CodedSegments {
         FragmentOwner { pool: self.pool, segment: id, epoch, number: number.0 }
     }
 
-    fn member(&self, id: u32) -> Option<&Member> {
+    fn member(&self, id: u32) -> Option<&Arc<Member>> {
         self.stores.get(&StoreId(id))
+    }
+
+    /// Whether none of the stores is of this pool.
+    fn is_foreign(&self, placement: &Placement) -> bool {
+        match placement {
+            Placement::Object => false,
+            Placement::Fragments(fragments) => {
+                fragments.stores.iter().all(|id| self.member(*id).is_none())
+            }
+        }
+    }
+
+    /// The segment, if it is in fragments on stores of this pool.
+    fn coded(&self, segment: &StoredSegment) -> Result<Option<Coded>> {
+        self.coded_at(&segment.info.name(), &segment.placement)
+    }
+
+    fn coded_at(&self, name: &SegmentName, placement: &Placement) -> Result<Option<Coded>> {
+        match self.is_foreign(placement) {
+            true => Ok(None),
+            false => Coded::of_placement(name, placement),
+        }
+    }
+
+    /// The stores that may get fragments of a segment, the best first. Those that fail are among them, as the
+    /// last ones, only if the others are fewer than `count_min`.
+    fn candidates(&self, id: &[u8; 16], count_min: usize) -> Vec<StoreId> {
+        let infos: Vec<StoreInfo> =
+            self.stores.values().map(|member| member.info.clone()).collect();
+        let is_well = |id: &StoreId| {
+            self.stores.get(id).is_some_and(|member| {
+                !member.health().is_failing(Way::Read) && member.health().may_ask(Way::Write)
+            })
+        };
+        let all = candidates(id, &infos).into_iter();
+        let (well, failing): (Vec<StoreId>, Vec<StoreId>) = all.partition(is_well);
+        let failing = failing.into_iter().filter(|_| well.len() < count_min);
+        well.iter().copied().chain(failing).collect()
     }
 
     /// Writes the fragments of a segment. A store that fails is replaced by the next one.
@@ -129,9 +245,9 @@ impl CodedSegments {
         let coding =
             tokio::task::spawn_blocking(move || CodedImage::new(scheme, owner, &id, object));
         let image = coding.await.map_err(|cause| Error::JoinError { source: cause })??;
-        let infos: Vec<StoreInfo> =
-            self.stores.values().map(|member| member.info.clone()).collect();
-        let mut free = candidates(&info.id, &infos).into_iter();
+        // What is read now must survive a later loss, if the scheme can make it so.
+        let count_min = image.scheme.data() + (image.scheme.parity() - 1).min(1);
+        let mut free = self.candidates(&info.id, count_min).into_iter();
         let count = image.fragments.len();
         let mut stores = vec![Fragments::NOWHERE; count];
         let mut failure = None;
@@ -141,7 +257,7 @@ impl CodedSegments {
             let (member, parts) = (self.member(id.0), image.fragments[index].parts());
             async move {
                 let written = match member {
-                    Some(member) => member.store.put(&name, parts).await,
+                    Some(member) => member.put(&name, parts).await,
                     None => Err(unknown_store(id.0)),
                 };
                 (index, id, written)
@@ -161,7 +277,7 @@ impl CodedSegments {
                     self.counters.written_bytes.fetch_add(bytes, Ordering::Relaxed);
                 }
                 Err(error) => {
-                    tracing::warn!(
+                    tracing::debug!(
                         store = id.0,
                         fragment = %image.name(&info.name(), index),
                         error = %error,
@@ -176,7 +292,7 @@ impl CodedSegments {
         }
         drop(writing);
         let missing = stores.iter().filter(|store| **store == Fragments::NOWHERE).count();
-        if count - missing < image.scheme.data() + 1 {
+        if count - missing < count_min {
             return Err(failure.unwrap_or_else(|| too_few(image.scheme, self.stores.len())));
         }
         self.counters.missing_writes.fetch_add(missing as u64, Ordering::Relaxed);
@@ -188,7 +304,7 @@ impl CodedSegments {
         let mut deleting: FuturesUnordered<_> = fragments
             .into_iter()
             .filter_map(|(id, name)| Some((self.member(id)?, name)))
-            .map(|(member, name)| async move { member.store.delete(&name).await })
+            .map(|(member, name)| async move { member.delete(&name).await })
             .collect();
         let mut result = Ok(());
         while let Some(deleted) = deleting.next().await {
@@ -201,7 +317,7 @@ impl CodedSegments {
     async fn find(&self, name: &SegmentName) -> Result<Vec<(u32, FragmentName, u64)>> {
         let mut found = Vec::new();
         for (id, member) in &self.stores {
-            let mut listing = member.store.list(Some(name), OBJECT_COUNT_MAX);
+            let mut listing = member.list(Some(name), OBJECT_COUNT_MAX);
             while let Some(listed) = listing.try_next().await? {
                 if let ListedFragment::Fragment(fragment, bytes) = listed {
                     found.push((id.0, fragment, bytes));
@@ -244,7 +360,7 @@ impl SegmentStore for CodedSegments {
     }
 
     async fn replace(&self, segment: &StoredSegment, object: Bytes) -> Result<Placement> {
-        match Coded::of(segment)? {
+        match self.coded(segment)? {
             None => self.objects.replace(segment, object).await,
             Some(coded) => {
                 self.write_again(&coded, object).await?;
@@ -254,21 +370,21 @@ impl SegmentStore for CodedSegments {
     }
 
     async fn read(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes> {
-        match Coded::of(segment)? {
+        match self.coded(segment)? {
             None => self.objects.read(segment, range).await,
             Some(coded) => self.read_range(&coded, range, false).await,
         }
     }
 
     async fn read_again(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes> {
-        match Coded::of(segment)? {
+        match self.coded(segment)? {
             None => self.objects.read_again(segment, range).await,
             Some(coded) => self.read_range(&coded, range, true).await,
         }
     }
 
     async fn read_whole(&self, segment: &StoredSegment) -> Result<Bytes> {
-        match Coded::of(segment)? {
+        match self.coded(segment)? {
             None => self.objects.read_whole(segment).await,
             Some(coded) => self.read_image(&coded).await,
         }
@@ -282,7 +398,7 @@ impl SegmentStore for CodedSegments {
                 false => Ok(found.iter().map(|(_, _, bytes)| bytes).sum()),
             };
         };
-        match Coded::of_placement(name, placement)? {
+        match self.coded_at(name, placement)? {
             None => self.objects.size(name, Some(placement)).await,
             Some(coded) => self.size_of(&coded).await,
         }
@@ -290,6 +406,7 @@ impl SegmentStore for CodedSegments {
 
     async fn delete(&self, segment: &Leftover) -> Result<()> {
         match &segment.placement {
+            Some(placement) if self.is_foreign(placement) => self.objects.delete(segment).await,
             Some(Placement::Fragments(fragments)) => {
                 self.delete_all(names(&segment.name, fragments)).await
             }
@@ -305,7 +422,7 @@ impl SegmentStore for CodedSegments {
 
     fn list(&self, count_max: u64) -> BoxStream<'static, Result<Listed>> {
         let listings = self.stores.values().map(|member| {
-            let listing = member.store.list(None, count_max).map_ok(|listed| match listed {
+            let listing = member.list(None, count_max).map_ok(|listed| match listed {
                 ListedFragment::Fragment(name, bytes) => {
                     Listed::Segment { name: name.segment, placement: None, bytes }
                 }
@@ -314,12 +431,29 @@ impl SegmentStore for CodedSegments {
             listing.boxed()
         });
         let all: Vec<_> = listings.chain([self.objects.list(count_max)]).collect();
-        futures::stream::iter(all).flatten().boxed()
+        // A store that is away hides nothing of the others: its error comes last.
+        let failure = Arc::new(Mutex::new(None));
+        let last = Arc::clone(&failure);
+        let end = futures::stream::once(async move { last.lock().take() });
+        futures::stream::iter(all)
+            .flatten()
+            .filter_map(move |listed| {
+                let listed = match listed {
+                    Ok(listed) => Some(listed),
+                    Err(error) => {
+                        failure.lock().get_or_insert(error);
+                        None
+                    }
+                };
+                std::future::ready(listed.map(Ok))
+            })
+            .chain(end.filter_map(|error| std::future::ready(error.map(Err))))
+            .boxed()
     }
 
     async fn has_any(&self, look_count: u32) -> Result<bool> {
         for member in self.stores.values() {
-            if member.store.list(None, OBJECT_COUNT_MAX).try_next().await?.is_some() {
+            if member.list(None, OBJECT_COUNT_MAX).try_next().await?.is_some() {
                 return Ok(true);
             }
         }

@@ -5,15 +5,20 @@
 //!   never changes.
 //! - Errors are those of the object store: `NotFound` means that the fragment is not stored, and any other
 //!   error may concern the store as a whole.
+//! - A directory in which no disk is mounted, or an emptied bucket, is a store that is away: nothing is
+//!   written to it, and that it has no fragments says nothing. Its [`Witness`] tells.
 
+use block::env::Clock;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, Result};
+use parking_lot::Mutex;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tiering::listing::list_at_most;
 use tiering::segment::SegmentName;
 
@@ -101,54 +106,117 @@ pub trait FragmentStore: fmt::Debug + Send + Sync {
         segment: Option<&SegmentName>,
         count_max: u64,
     ) -> BoxStream<'static, Result<ListedFragment>>;
+
+    /// Checks that the store is there, and is the one that it was.
+    ///
+    /// # Errors
+    /// Any error means that the store is away for now; it is never `NotFound`.
+    async fn look(&self) -> Result<()>;
+}
+
+/// The object that shows that a place is the store that it was: written once, when the place becomes one.
+#[derive(Clone, Debug)]
+pub struct Witness {
+    /// Its name.
+    pub path: Path,
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// How long a look at it counts for later writes. Zero for a directory, whose disk may be unmounted
+    /// at any time, and where a look costs little.
+    pub lasts: Duration,
 }
 
 /// Fragments as objects of an object store, or files of a directory.
 #[derive(Clone, Debug)]
-pub struct ObjectFragments(Arc<dyn ObjectStore>);
+pub struct ObjectFragments {
+    store: Arc<dyn ObjectStore>,
+    witness: Arc<Witness>,
+    clock: Arc<dyn Clock>,
+    /// When the witness was last seen.
+    seen: Arc<Mutex<Option<Instant>>>,
+}
 
 impl ObjectFragments {
-    /// Makes the store of the fragments in `store`, which has the prefix of the pool.
+    /// Makes the store of the fragments in `store`, which has the prefix of the pool and holds the witness.
     #[must_use]
-    pub fn new(store: Arc<dyn ObjectStore>) -> ObjectFragments {
-        ObjectFragments(store)
+    pub fn new(
+        store: Arc<dyn ObjectStore>,
+        witness: Witness,
+        clock: Arc<dyn Clock>,
+    ) -> ObjectFragments {
+        ObjectFragments { store, witness: Arc::new(witness), clock, seen: Arc::default() }
     }
+
+    /// Looks at the witness, unless that was done a short while ago.
+    async fn look_sometimes(&self) -> Result<()> {
+        let seen = *self.seen.lock();
+        match seen {
+            Some(seen) if self.clock.since(seen) < self.witness.lasts => Ok(()),
+            _ => self.look().await,
+        }
+    }
+
+    /// What the absence of a fragment means: nothing if the store is away.
+    async fn absent(&self, error: Error) -> Error {
+        match self.look().await {
+            Ok(()) => error,
+            Err(away) => away,
+        }
+    }
+
+    async fn judge<T>(&self, result: Result<T>) -> Result<T> {
+        match result {
+            Err(error @ Error::NotFound { .. }) => Err(self.absent(error).await),
+            other => other,
+        }
+    }
+}
+
+/// The error of a store that is away.
+fn away(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::Generic { store: "fragments", source: source.into() }
 }
 
 #[async_trait::async_trait]
 impl FragmentStore for ObjectFragments {
     async fn put(&self, name: &FragmentName, parts: Vec<Bytes>) -> Result<()> {
+        self.look_sometimes().await?;
         let (path, payload) = (name.path(), PutPayload::from_iter(parts));
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        match self.0.put_opts(&path, payload.clone(), options).await {
-            Ok(_) => Ok(()),
+        match self.store.put_opts(&path, payload.clone(), options).await {
+            Ok(_) => {}
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
-                let found = self.0.get(&path).await?.bytes().await?;
-                if found == Bytes::from(payload) {
-                    return Ok(());
+                let found = self.store.get(&path).await?.bytes().await?;
+                if found != Bytes::from(payload) {
+                    let source = "other bytes were read back".into();
+                    return Err(Error::AlreadyExists { path: path.to_string(), source });
                 }
-                let source = "other bytes were read back".into();
-                Err(Error::AlreadyExists { path: path.to_string(), source })
             }
-            Err(failed) => Err(failed),
+            Err(failed) => return Err(failed),
         }
+        // The disk may have been unmounted since the first look.
+        self.look_sometimes().await
     }
 
     async fn read(&self, name: &FragmentName, range: Range<u64>) -> Result<Bytes> {
-        self.0.get_range(&name.path(), range).await
+        let read = self.store.get_range(&name.path(), range).await;
+        self.judge(read).await
     }
 
     async fn read_whole(&self, name: &FragmentName) -> Result<Bytes> {
-        self.0.get(&name.path()).await?.bytes().await
+        let read = async { self.store.get(&name.path()).await?.bytes().await };
+        self.judge(read.await).await
     }
 
     async fn size(&self, name: &FragmentName) -> Result<u64> {
-        self.0.head(&name.path()).await.map(|found| found.size)
+        let size = self.store.head(&name.path()).await.map(|found| found.size);
+        self.judge(size).await
     }
 
     async fn delete(&self, name: &FragmentName) -> Result<()> {
-        match self.0.delete(&name.path()).await {
-            Err(Error::NotFound { .. }) => Ok(()),
+        match self.store.delete(&name.path()).await {
+            // A fragment on a disk that is not mounted is still there.
+            Ok(()) | Err(Error::NotFound { .. }) => self.look_sometimes().await,
             other => other,
         }
     }
@@ -161,7 +229,7 @@ impl FragmentStore for ObjectFragments {
         let of_epoch = |segment: &SegmentName| format!("{FOLDER}/{:016x}", segment.epoch.0);
         let folder = segment.map_or_else(|| FOLDER.to_owned(), of_epoch);
         let wanted = segment.copied();
-        let listing = list_at_most(&*self.0, Some(&Path::from(folder)), count_max);
+        let listing = list_at_most(&*self.store, Some(&Path::from(folder)), count_max);
         let listed = listing.filter_map(move |found| {
             let listed = found.map(|found| match FragmentName::parse(&found.location) {
                 Some(name) => ListedFragment::Fragment(name, found.size),
@@ -174,7 +242,28 @@ impl FragmentStore for ObjectFragments {
             };
             std::future::ready(is_wanted.then_some(listed))
         });
-        listed.boxed()
+        // After the listing: an empty one of a disk that is not mounted must not be believed.
+        let store = self.clone();
+        let end = futures::stream::once(async move { store.look().await })
+            .filter_map(|looked| std::future::ready(looked.err().map(Err)));
+        listed.chain(end).boxed()
+    }
+
+    async fn look(&self) -> Result<()> {
+        let Witness { path, bytes, .. } = &*self.witness;
+        let looked = self.clock.now();
+        let found = async { self.store.get(path).await?.bytes().await };
+        match found.await {
+            Ok(found) if found == *bytes => {
+                *self.seen.lock() = Some(looked);
+                Ok(())
+            }
+            Ok(_) => Err(away(format!("{path} is that of another store"))),
+            Err(Error::NotFound { .. }) => {
+                Err(away(format!("{path} is not there: a disk may not be mounted")))
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod fragment_store;
 mod placing;
 mod seeded_bugs;
 
-pub use coded::{CodedCounts, CodedSegments};
-pub use fragment_store::{FragmentName, FragmentStore, ObjectFragments};
+pub use coded::{CodedCounts, CodedOptions, CodedSegments, NamedStore, StoreState};
+pub use erasure::Scheme;
+pub use fragment_store::{FragmentName, FragmentStore, ObjectFragments, Witness};
 pub use placing::{StoreId, StoreInfo};

@@ -15,10 +15,11 @@ use super::snapshots::{self, Prune};
 use crate::dedup::Found;
 use crate::dedup::fingerprints::{self, FrameFingerprints};
 use crate::keys::KeyId;
-use crate::segment::{FrameAt, Placement, SegmentInfo, SegmentNumber};
+use crate::segment::{Fragments, FrameAt, Placement, SegmentInfo, SegmentNumber};
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Names and lengths of fields; bytes after the last field are an error.
 pub(crate) type Fields = &'static [(&'static str, usize)];
@@ -377,6 +378,58 @@ fn golden_metadata_of_volume_keys() {
     let header = Header::with_salt(Algorithm::Aes256Gcm, *b"salt of metadata").with_volume_keys();
     let found = Header::decode(&golden.take("header", header.bytes(), HEADER)).unwrap();
     assert!(found.has_volume_keys() && !found.has_bases() && !found.has_snapshots());
+    golden.end();
+}
+
+#[test]
+fn golden_metadata_of_fragments() {
+    let text = include_str!("../../testdata/map-v1-fragments.hex");
+    let mut golden = Golden::new("fragments", text);
+    let info = SegmentInfo {
+        number: SegmentNumber(8),
+        epoch: Epoch(2),
+        id: *b"0123456789abcdef",
+        algorithm: Algorithm::Aes256Gcm,
+        key: KeyId::POOL,
+        object_bytes: 1_000_000,
+        frame_count: 99,
+    };
+    let fragments = Fragments {
+        data: 2,
+        parity: 1,
+        codec: 2,
+        generation: 5,
+        ends: vec![500_000, 1_000_000],
+        stores: vec![0x0102_0304, Fragments::NOWHERE, 7],
+    };
+    let fields: Fields = &[
+        ("version", 1),
+        ("epoch", 8),
+        ("id", 16),
+        ("cipher", 1),
+        ("object bytes", 4),
+        ("frame count", 4),
+        ("block count", 4),
+        ("volume of the key", 4),
+        ("data fragments", 1),
+        ("parity fragments", 1),
+        ("codec", 1),
+        ("generation", 8),
+        ("end of piece 0", 4),
+        ("end of piece 1", 4),
+        ("store of fragment 0", 4),
+        ("store of fragment 1", 4),
+        ("store of fragment 2", 4),
+    ];
+    let placement = Placement::Fragments(Arc::new(fragments.clone()));
+    let record = SegmentRecord { info, placement, block_count: 800 };
+    let bytes = golden.take("segment", &record.encode(), fields);
+    let read = SegmentRecord::decode(8, &bytes).unwrap();
+    let Placement::Fragments(found) = &read.placement else { panic!("{read:?}") };
+    assert_eq!((read.info, &**found), (info, &fragments));
+    let header = Header::with_salt(Algorithm::Aes256Gcm, *b"salt of metadata").with_fragments();
+    let found = Header::decode(&golden.take("header", header.bytes(), HEADER)).unwrap();
+    assert!(found.has_fragments() && !found.has_dedup());
     golden.end();
 }
 

@@ -40,7 +40,10 @@ const FEATURE_VOLUME_KEYS: u32 = 4;
 /// Incompatible feature: deduplication is or was in use; pages may name frames that were written
 /// for other blocks.
 const FEATURE_DEDUP: u32 = 8;
-const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS | FEATURE_BASES | FEATURE_VOLUME_KEYS | FEATURE_DEDUP;
+/// Incompatible feature: there are or were segments in fragments.
+const FEATURE_FRAGMENTS: u32 = 16;
+const FEATURES_KNOWN: u32 =
+    FEATURE_SNAPSHOTS | FEATURE_BASES | FEATURE_VOLUME_KEYS | FEATURE_DEDUP | FEATURE_FRAGMENTS;
 const AT_SALT: usize = 20;
 const _: () = assert!(AT_SALT + SALT_BYTES == HEADER_BYTES);
 
@@ -405,6 +408,18 @@ impl Header {
     #[must_use]
     pub fn has_dedup(&self) -> bool {
         self.features() & FEATURE_DEDUP != 0
+    }
+
+    /// The header of metadata that has segments in fragments.
+    #[must_use]
+    pub fn with_fragments(&self) -> Header {
+        self.with_feature(FEATURE_FRAGMENTS)
+    }
+
+    /// Whether there are or were segments in fragments.
+    #[must_use]
+    pub fn has_fragments(&self) -> bool {
+        self.features() & FEATURE_FRAGMENTS != 0
     }
 
     /// Whether there are or were layers made from others.

@@ -57,6 +57,14 @@ impl Map {
         };
         check_epoch(&root, epoch)?;
         header.check_writable()?;
+        let header = match options.in_fragments && !header.has_fragments() {
+            true => {
+                let header = header.with_fragments();
+                batch.put(HEADER_KEY, header.bytes());
+                header
+            }
+            false => header,
+        };
         let opener = Opener::new(header, pool_key);
         let loaded = Loaded::load(&db, &opener).await?;
         let root = commit_root(&db, &opener, Root { epoch, ..root }, batch).await?;
@@ -385,6 +393,25 @@ mod tests {
         assert_eq!(reader.objects(), before);
         for db in [reader, later] {
             db.close().await.unwrap();
+        }
+        db.close().await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn metadata_that_may_name_fragments_says_so_from_the_opening_on() {
+        let key = PoolKey::new([9; 32]);
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let db = Database::open(store, &DatabaseOptions::default(), None).await.unwrap();
+        let db = Arc::new(db);
+        for (epoch, in_fragments, expected) in
+            [(1, false, false), (2, true, true), (3, false, true)]
+        {
+            let options = MapOptions { in_fragments, ..MapOptions::default() };
+            let algorithm = Algorithm::default();
+            let opened = Map::open(db.clone(), &key, algorithm, Epoch(epoch), options).await;
+            drop(opened.unwrap());
+            let (header, _) = Map::find_root(&db, &key).await.unwrap().unwrap();
+            assert_eq!(header.has_fragments(), expected, "epoch {epoch}");
         }
         db.close().await.unwrap();
     }

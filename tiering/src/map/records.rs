@@ -350,7 +350,7 @@ mod tests {
             assert!(SegmentRecord::decode(8, &bytes[..bytes.len() - 1]).is_err());
             assert!(SegmentRecord::decode(8, &[&bytes[..], &[0]].concat()).is_err());
             // No data, too many fragments, no generation, ends out of order or of another object.
-            for (at, byte) in [(42, 0), (43, 0), (43, 80), (45, 0), (53, 1), (65, 9)] {
+            for (at, byte) in [(42, 0), (43, 0), (43, 80), (45, 0), (56, 1), (65, 9)] {
                 let mut wrong = bytes.clone();
                 wrong[at] = byte;
                 assert!(SegmentRecord::decode(8, &wrong).is_err(), "byte {at}");

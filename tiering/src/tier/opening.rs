@@ -121,9 +121,15 @@ impl Tier {
     }
 }
 
+/// The store of the pool's segments.
+fn segment_store(options: &TierOptions) -> Arc<dyn SegmentStore> {
+    let objects = || Arc::new(ObjectSegments::new(options.store.clone())) as Arc<dyn SegmentStore>;
+    options.segments.clone().unwrap_or_else(objects)
+}
+
 /// Opens the read cache on the segments.
 async fn open_segments(options: &TierOptions) -> Result<Segments> {
-    let store: Arc<dyn SegmentStore> = Arc::new(ObjectSegments::new(options.store.clone()));
+    let store = segment_store(options);
     let (segments, keys) = (store.clone(), keys_of(options));
     let frames = FramesOptions {
         conditions: options.conditions.clone(),
@@ -299,7 +305,7 @@ pub(super) async fn open_database(
         let what = "open metadata: it is gone from the store; bring it back, spindle tries again";
         return Err(Error::new(ErrorKind::Corrupt, what));
     } else if !is_believed
-        && ObjectSegments::new(store.clone()).has_any(EMPTY_LOOK_COUNT).await.map_err(not_listed)?
+        && segment_store(options).has_any(EMPTY_LOOK_COUNT).await.map_err(not_listed)?
     {
         // A new database would reference none of the segments, and unreferenced segments are
         // deleted.

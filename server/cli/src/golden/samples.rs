@@ -15,8 +15,8 @@ use api::restore::{PoolFromCopy, RestoreInfo};
 use api::scrub::{BadSegmentInfo, ScrubInfo};
 use api::snapshot::{DiffExtent, DiffInfo, Keep, ScheduleInfo, ScheduledInfo, SnapshotInfo};
 use api::status::{
-    AtRisk, CacheInfo, ConditionCount, ConditionInfo, DestageInfo, LogInfo, NbdInfo, SpaceInfo,
-    StalledInfo, StatusInfo, TierInfo,
+    AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
+    LogInfo, NbdInfo, SpaceInfo, StalledInfo, StatusInfo, TierInfo,
 };
 use api::volume::{DedupInfo, Durability, RecoveredInfo, VolumeInfo};
 use std::collections::BTreeMap;
@@ -451,6 +451,27 @@ fn eventful_status() -> StatusInfo {
             stuck_count: 1,
             held_count: 2,
         },
+        data_stores: Some(DataStoresInfo {
+            scheme: "4+2".to_owned(),
+            stores: vec![
+                DataStoreInfo {
+                    url: "/mnt/nvme0/spindle".to_owned(),
+                    domain: "drive 0".to_owned(),
+                    ..DataStoreInfo::default()
+                },
+                DataStoreInfo {
+                    url: "/mnt/nvme1/spindle".to_owned(),
+                    domain: "drive 1".to_owned(),
+                    is_leaving: true,
+                    failure: Some("a disk may not be mounted".to_owned()),
+                },
+            ],
+            read_count: 100,
+            degraded_read_count: 20,
+            hedged_read_count: 3,
+            written_bytes: 3 << 20,
+            missing_write_count: 4,
+        }),
         dedup: Some(DedupInfo {
             is_on: true,
             block_count: 3000,

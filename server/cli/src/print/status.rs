@@ -2,7 +2,7 @@
 
 use super::{member, node, pairs};
 use api::restore::RestoreInfo;
-use api::status::{CacheInfo, ConditionInfo, NbdInfo, SpaceInfo, StatusInfo};
+use api::status::{CacheInfo, ConditionInfo, DataStoresInfo, NbdInfo, SpaceInfo, StatusInfo};
 use block::quantities::{ByteSize, utc};
 use block::units::BLOCK_BYTES;
 use std::fmt::Write;
@@ -94,6 +94,9 @@ pub(super) fn status(info: &StatusInfo) -> String {
         ("opened by", slots(info)),
         ("version", info.version.clone()),
     ]);
+    if let Some(found) = &info.data_stores {
+        text.push_str(&pairs(&[("data", data_stores(found))]));
+    }
     if let Some(restored) = &info.restored {
         text.push_str(&pairs(&[("restored", restored_from(restored))]));
     }
@@ -192,6 +195,26 @@ fn dedup(info: &StatusInfo) -> String {
             ByteSize(found.duplicate_count * BLOCK_BYTES).rounded()
         ),
     }
+}
+
+fn data_stores(found: &DataStoresInfo) -> String {
+    let answering = found.stores.iter().filter(|store| store.failure.is_none()).count();
+    let missing = match found.missing_write_count {
+        0 => String::new(),
+        count => format!(", {count} fragments not written"),
+    };
+    let leaving = match found.stores.iter().filter(|store| store.is_leaving).count() {
+        0 => String::new(),
+        count => format!(", {count} no longer configured"),
+    };
+    format!(
+        "{} over {} data stores, {answering} of which answer{leaving}; {} reads, {} decoded, {} hedged{missing}",
+        found.scheme,
+        found.stores.len(),
+        found.read_count,
+        found.degraded_read_count,
+        found.hedged_read_count
+    )
 }
 
 fn space(space: &SpaceInfo) -> String {

@@ -171,7 +171,7 @@ async fn interrupted_purge_can_be_repeated_but_not_undone() {
         let (memory, dir, source) = removed_in_memory(Fault::RefusesDelete(cut)).await;
         let store = memory.store();
         let keys = KeyRing::open(&store, &source).await.unwrap();
-        let error = purge_store(&store, &source, kept(WEEK), true).await.unwrap_err();
+        let error = purge_store(&store, &source, kept(WEEK), true, None).await.unwrap_err();
         says(&error, ErrorKind::Unavailable, &["cut short", "spindle pool purge` again"]);
         let left = memory.names().await;
         assert!(left.iter().any(|name| name.starts_with("manifest/")), "cut at {cut}: {left:?}");
@@ -184,12 +184,12 @@ async fn interrupted_purge_can_be_repeated_but_not_undone() {
             says(&refused, ErrorKind::NotFound, &["its purge has begun"]);
         }
         // It was allowed once; there is nothing left to wait for.
-        let again = purge_store(&store, &source, kept(WEEK), false).await.unwrap();
+        let again = purge_store(&store, &source, kept(WEEK), false, None).await.unwrap();
         assert_eq!(again.object_count, left.len() as u64, "cut at {cut}");
         assert_eq!(memory.names().await, Vec::<String>::new(), "cut at {cut}");
     }
     let (memory, _dir, source) = removed_in_memory(Fault::None).await;
-    let purged = purge_store(&memory.store(), &source, kept(WEEK), true).await.unwrap();
+    let purged = purge_store(&memory.store(), &source, kept(WEEK), true, None).await.unwrap();
     assert_eq!(purged.object_count, OBJECT_COUNT);
 }
 
@@ -197,17 +197,18 @@ async fn interrupted_purge_can_be_repeated_but_not_undone() {
 async fn a_pool_is_purged_when_its_time_has_passed() {
     let (memory, _dir, source) = removed_in_memory(Fault::None).await;
     let before = memory.names().await;
-    let early = purge_store(&memory.store(), &source, kept(Duration::from_secs(60)), false).await;
+    let early =
+        purge_store(&memory.store(), &source, kept(Duration::from_secs(60)), false, None).await;
     says(&early.unwrap_err(), ErrorKind::Busy, &["is kept until"]);
     assert_eq!(memory.names().await, before);
     // A clock that has jumped would show that the time has passed.
     let now = quantities::unix_seconds_now();
     let jumped = Kept { wall_seconds: now + 3600, ..kept(Duration::from_secs(1800)) };
     let jumped = Kept { proven_seconds: Some(now), ..jumped };
-    let early = purge_store(&memory.store(), &source, jumped, false).await;
+    let early = purge_store(&memory.store(), &source, jumped, false, None).await;
     says(&early.unwrap_err(), ErrorKind::Busy, &["the clock has jumped", "nothing was deleted"]);
     assert_eq!(memory.names().await, before);
-    purge_store(&memory.store(), &source, kept(Duration::ZERO), false).await.unwrap();
+    purge_store(&memory.store(), &source, kept(Duration::ZERO), false, None).await.unwrap();
     assert_eq!(memory.names().await, Vec::<String>::new());
 }
 

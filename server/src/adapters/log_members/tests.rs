@@ -1,6 +1,7 @@
 //! A pool on three nodes of one process, from a volume's writes to its reads on another node.
 
 use super::*;
+use crate::data_stores::pool_config;
 use crate::serve::{open, tests::config};
 use async_trait::async_trait;
 use block::env::SystemClock;
@@ -65,7 +66,7 @@ impl Nodes {
         for (member, name) in ids.iter().zip(names) {
             let dir = place.path().join(name).join("log");
             std::fs::create_dir_all(&dir).unwrap();
-            let log = config(place.path(), name).pool().log;
+            let log = pool_config(&config(place.path(), name)).log;
             let options = EnsembleMembers::local_options(&dir, id, log, Arc::new(SystemClock));
             LocalMember::create(&options, *member).unwrap();
             let local = LocalMember::start(options).unwrap();
@@ -84,7 +85,7 @@ impl Nodes {
 
     /// Opens the pool on a node as a member of the log.
     async fn open(&self, name: &str) -> OpenPool {
-        let mut config = config(self.place.path(), name).pool();
+        let mut config = pool_config(&config(self.place.path(), name));
         config.log_members = Some(Arc::clone(&self.members[name]) as _);
         let opened = opening::open(&config, Opening::Existing);
         let opened = tokio::time::timeout(Duration::from_secs(20), opened);

@@ -1,5 +1,6 @@
 //! Reads of segments in fragments.
 
+use super::health::Way;
 use super::image::{CodedImage, failed, failed_by};
 use super::{CodedSegments, PATTERNS_MAX, unknown_store};
 use crate::fragment_store::FragmentName;
@@ -8,13 +9,14 @@ use bytes::Bytes;
 use erasure::fragment::{Checksums, FragmentHeader, HEADER_BYTES};
 use erasure::{CodecId, Cuts, Pattern, Scheme, codec};
 use futures::StreamExt;
-use futures::future::try_join_all;
+use futures::future::{Either, select, try_join_all};
 use futures::stream::FuturesUnordered;
 use object_store::{Error, Result};
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tiering::segment::{Fragments, Placement, SegmentName, StoredSegment};
+use tiering::segment::{Fragments, Placement, SegmentName};
 
 /// A segment in fragments, of a scheme that this version knows.
 pub(super) struct Coded {
@@ -29,11 +31,6 @@ impl Coded {
     ///
     /// # Errors
     /// `NotImplemented` for a scheme or codec of a later version.
-    pub(super) fn of(segment: &StoredSegment) -> Result<Option<Coded>> {
-        Coded::of_placement(&segment.info.name(), &segment.placement)
-    }
-
-    /// Like [`Coded::of`].
     pub(super) fn of_placement(name: &SegmentName, placement: &Placement) -> Result<Option<Coded>> {
         let Placement::Fragments(fragments) = placement else { return Ok(None) };
         let known = || {
@@ -76,9 +73,9 @@ impl CodedSegments {
         let at = |at: u64| u32::try_from(at).map_err(|_| failed("a range is beyond any segment"));
         let range = at(range.start)?..at(range.end)?.min(coded.cuts.image_bytes());
         if coded.scheme.codec() == CodecId::Whole {
-            return self
-                .read_copy(coded, range.start as usize..range.end as usize, is_verified)
-                .await;
+            let range = range.start as usize..range.end as usize;
+            let first = self.well_first(coded, 0..coded.scheme.fragments())[0];
+            return self.read_piece(coded, first, range, is_verified).await;
         }
         // Frames beside each other are read at once, and may be in two pieces.
         let mut parts = Vec::new();
@@ -97,6 +94,17 @@ impl CodedSegments {
         })
     }
 
+    /// The fragments, those on stores that work first.
+    fn well_first(&self, coded: &Coded, fragments: impl Iterator<Item = usize>) -> Vec<usize> {
+        let is_well = |index: &usize| {
+            let member = self.member(coded.fragments.stores[*index]);
+            member.is_some_and(|member| !member.health().is_failing(Way::Read))
+        };
+        let (well, failing): (Vec<_>, Vec<_>) = fragments.partition(is_well);
+        well.into_iter().chain(failing).collect()
+    }
+
+    /// Reads a range of a fragment. If its store is late or fails, others are asked; the first answer counts.
     async fn read_piece(
         &self,
         coded: &Coded,
@@ -104,14 +112,58 @@ impl CodedSegments {
         range: Range<usize>,
         is_verified: bool,
     ) -> Result<Bytes> {
-        let lost = match self.read_fragment(coded, index, range.clone(), is_verified).await {
-            Ok(bytes) => return Ok(bytes),
-            Err(lost) => lost,
+        let member = self.member(coded.fragments.stores[index]);
+        let Some(member) = member.filter(|member| member.health().may_ask(Way::Read)) else {
+            // Nothing of the store is known, or it fails: it is asked only if the others are not enough.
+            let lost = match self.recover(coded, index, &range, is_verified).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(lost) => lost,
+            };
+            let read = self.read_fragment(coded, index, range, is_verified).await;
+            return read.map_err(|error| worse(lost, error));
         };
+        let mut reading = pin!(self.read_fragment(coded, index, range.clone(), is_verified));
+        let patience = member.health().patience();
+        match tokio::time::timeout(patience, &mut reading).await {
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(lost)) => {
+                let recovered = self.recover(coded, index, &range, is_verified).await;
+                recovered.map_err(|error| worse(lost, error))
+            }
+            Err(_late) => {
+                self.counters.hedged_reads.fetch_add(1, Ordering::Relaxed);
+                member.health().note_late();
+                let recovering = pin!(self.recover(coded, index, &range, is_verified));
+                match select(reading, recovering).await {
+                    Either::Left((Ok(bytes), _)) | Either::Right((Ok(bytes), _)) => Ok(bytes),
+                    Either::Left((Err(lost), other)) => {
+                        other.await.map_err(|error| worse(lost, error))
+                    }
+                    Either::Right((Err(lost), other)) => {
+                        other.await.map_err(|error| worse(lost, error))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes a range of a fragment from others.
+    async fn recover(
+        &self,
+        coded: &Coded,
+        index: usize,
+        range: &Range<usize>,
+        is_verified: bool,
+    ) -> Result<Bytes> {
         self.counters.degraded_reads.fetch_add(1, Ordering::Relaxed);
-        let units = Pattern::units_of(&range);
         let others = (0..coded.scheme.fragments()).filter(|other| *other != index);
-        let read = self.read_enough(coded, others, &units, is_verified, lost).await?;
+        let others = self.well_first(coded, others);
+        if coded.scheme.codec() == CodecId::Whole {
+            let read = self.read_enough(coded, others, range, is_verified).await?;
+            return Ok(read.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default());
+        }
+        let units = Pattern::units_of(range);
+        let read = self.read_enough(coded, others, &units, is_verified).await?;
         let sources: Vec<usize> = read.iter().map(|(source, _)| *source).collect();
         let pattern = self.pattern(coded.scheme, index, sources)?;
         let ranges: Vec<&[u8]> = read.iter().map(|(_, bytes)| bytes.as_ref()).collect();
@@ -119,36 +171,14 @@ impl CodedSegments {
         Ok(decoded.slice(range.start - units.start..range.end - units.start))
     }
 
-    /// Reads a segment of which each fragment is a copy, from the first store that has it.
-    async fn read_copy(
-        &self,
-        coded: &Coded,
-        range: Range<usize>,
-        is_verified: bool,
-    ) -> Result<Bytes> {
-        let mut lost = coded.not_found();
-        for index in 0..coded.scheme.fragments() {
-            match self.read_fragment(coded, index, range.clone(), is_verified).await {
-                Ok(bytes) => {
-                    let is_degraded = u64::from(index > 0);
-                    self.counters.degraded_reads.fetch_add(is_degraded, Ordering::Relaxed);
-                    return Ok(bytes);
-                }
-                Err(error) => lost = worse(lost, error),
-            }
-        }
-        Err(lost)
-    }
-
     /// Reads the same range of as many fragments as are needed, each up to its end, and returns them in
-    /// order of their indexes. `lost` is the failure before.
+    /// order of their indexes. One that is late is passed over if there is another.
     async fn read_enough(
         &self,
         coded: &Coded,
-        mut others: impl Iterator<Item = usize>,
+        others: Vec<usize>,
         range: &Range<usize>,
         is_verified: bool,
-        mut lost: Error,
     ) -> Result<Vec<(usize, Bytes)>> {
         let read = |index: usize| async move {
             let len = coded.payload_bytes(index);
@@ -158,23 +188,38 @@ impl CodedSegments {
                 false => (index, self.read_fragment(coded, index, part, is_verified).await),
             }
         };
-        let mut reading: FuturesUnordered<_> =
-            others.by_ref().take(coded.scheme.data()).map(read).collect();
+        let patience = |indexes: &[usize]| {
+            let members = indexes.iter().filter_map(|index| {
+                self.member(coded.fragments.stores[*index]).map(|it| it.health().patience())
+            });
+            members.max().unwrap_or_default()
+        };
+        let wanted = coded.scheme.data();
+        let (first, mut more) = others.split_at(wanted.min(others.len()));
+        let mut late_after = patience(first);
+        let mut reading: FuturesUnordered<_> = first.iter().copied().map(read).collect();
         let mut found = Vec::new();
-        while let Some((index, bytes)) = reading.next().await {
-            match bytes {
-                Ok(bytes) => found.push((index, bytes)),
-                Err(error) => {
-                    lost = worse(lost, error);
-                    match others.next() {
-                        Some(another) => reading.push(read(another)),
-                        None => return Err(lost),
-                    }
+        let mut lost = coded.not_found();
+        while found.len() < wanted {
+            let next = reading.next();
+            let answer = match more.is_empty() {
+                true => Ok(next.await),
+                false => tokio::time::timeout(late_after, next).await,
+            };
+            match answer {
+                Ok(Some((index, Ok(bytes)))) => {
+                    found.push((index, bytes));
+                    continue;
                 }
+                Ok(Some((_, Err(error)))) => lost = worse(lost, error),
+                Ok(None) if more.is_empty() => return Err(lost),
+                Ok(None) => {}
+                Err(_late) => drop(self.counters.hedged_reads.fetch_add(1, Ordering::Relaxed)),
             }
-        }
-        if found.len() < coded.scheme.data() {
-            return Err(lost);
+            if let Some((another, rest)) = more.split_first() {
+                (more, late_after) = (rest, patience(&[*another]));
+                reading.push(read(*another));
+            }
         }
         found.sort_unstable_by_key(|(index, _)| *index);
         Ok(found)
@@ -199,7 +244,7 @@ impl CodedSegments {
         };
         if !is_verified {
             self.counters.reads.fetch_add(1, Ordering::Relaxed);
-            let bytes = member.store.read(&name, stored(&range)).await?;
+            let bytes = member.read(&name, stored(&range)).await?;
             return match bytes.len() == range.len() {
                 true => Ok(bytes),
                 false => Err(failed("a transfer ended early")),
@@ -207,7 +252,8 @@ impl CodedSegments {
         }
         // The whole fragment: this is rare, and its header, checksums and payload are needed.
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
-        let whole = member.store.read_whole(&name).await?;
+        let bytes = coded.payload_bytes(index) as u64;
+        let whole = member.read_whole(&name, bytes).await?;
         let header = self.verified_header(coded, index, &whole)?;
         let trailer = whole.get(header.directory_range().start..).unwrap_or_default();
         let checksums = header.checksums(trailer).map_err(failed_by)?;
@@ -254,10 +300,10 @@ impl CodedSegments {
         for (index, fragment) in image.fragments.iter().enumerate() {
             let Some(member) = self.member(coded.fragments.stores[index]) else { continue };
             let (name, parts) = (coded.fragment(index), fragment.parts());
-            match member.store.put(&name, parts.clone()).await {
+            match member.put(&name, parts.clone()).await {
                 Err(Error::AlreadyExists { .. }) => {
-                    member.store.delete(&name).await?;
-                    member.store.put(&name, parts).await?;
+                    member.delete(&name).await?;
+                    member.put(&name, parts).await?;
                 }
                 put => put?,
             }
@@ -267,11 +313,14 @@ impl CodedSegments {
 
     /// The length of the image, if enough fragments are there with their lengths.
     pub(super) async fn size_of(&self, coded: &Coded) -> Result<u64> {
+        let sizes = coded.fragments.stores.iter().enumerate().filter_map(|(index, id)| {
+            let member = self.member(*id)?;
+            Some(async move { member.size(&coded.fragment(index)).await })
+        });
         let mut lost = coded.not_found();
         let mut count = 0;
-        for (index, id) in coded.fragments.stores.iter().enumerate() {
-            let Some(member) = self.member(*id) else { continue };
-            match member.store.size(&coded.fragment(index)).await {
+        for size in futures::future::join_all(sizes).await {
+            match size {
                 Ok(_) => count += 1,
                 Err(error) => lost = worse(lost, error),
             }

@@ -1,9 +1,13 @@
+//! Segments in fragments over stores in memory: losses, damage, stores that are away or hang.
+
 use super::*;
+use crate::{ObjectFragments, Witness};
 use block::Epoch;
-use block::env::SystemRandom;
+use block::env::{ManualClock, SystemRandom};
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
-use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
+use object_store::{ObjectStore, ObjectStoreExt};
+use std::time::Duration;
 use tiering::segment::{FrameAt, SegmentBuilder, SegmentNumber, SegmentSeed};
 use tiering::testing::{Answer, IllStore, Op, Rng, Rule};
 
@@ -12,24 +16,56 @@ const POOL: [u8; 16] = *b"pool identity 16";
 struct World {
     stores: Vec<IllStore>,
     objects: Arc<InMemory>,
+    clock: ManualClock,
+    conditions: Conditions,
     coded: CodedSegments,
 }
 
+/// The witness of a store; the same in all of them.
+fn witness() -> Witness {
+    let lasts = Duration::ZERO;
+    Witness { path: "fragment-store".into(), bytes: Bytes::from_static(b"it is there"), lasts }
+}
+
+fn options(scheme: &str, stores: Vec<NamedStore>, objects: &Arc<InMemory>) -> CodedOptions {
+    CodedOptions {
+        pool: POOL,
+        scheme: scheme.parse().expect("a scheme"),
+        stores,
+        objects: ObjectSegments::new(objects.clone()),
+        clock: Arc::new(ManualClock::new()),
+        conditions: Conditions::default(),
+    }
+}
+
+/// Makes a store with this number, which is in the failure domain.
+async fn named(
+    id: u32,
+    domain: String,
+    store: Arc<dyn ObjectStore>,
+    clock: &ManualClock,
+) -> NamedStore {
+    let Witness { path, bytes, .. } = witness();
+    store.put(&path, bytes.into()).await.expect("it writes");
+    let store = ObjectFragments::new(store, witness(), Arc::new(clock.clone()));
+    let info = StoreInfo { id: StoreId(id), domain, weight: 1 };
+    NamedStore { info, name: format!("store {id}"), store: Arc::new(store) }
+}
+
 /// A pool with one store for each failure domain.
-fn world(scheme: &str, store_count: usize) -> World {
+async fn world(scheme: &str, store_count: usize) -> World {
     let stores: Vec<IllStore> = (0..store_count).map(|_| IllStore::default()).collect();
     let objects = Arc::new(InMemory::new());
-    let of = |(number, store): (usize, &IllStore)| {
-        let id = StoreId(number as u32 + 1);
-        let info = StoreInfo { id, domain: format!("node {number}"), weight: 1 };
-        let fragments: Arc<dyn FragmentStore> =
-            Arc::new(crate::ObjectFragments::new(Arc::new(store.clone())));
-        (info, fragments)
-    };
-    let members = stores.iter().enumerate().map(of).collect();
-    let scheme = scheme.parse().expect("a scheme");
-    let coded = CodedSegments::new(POOL, scheme, members, ObjectSegments::new(objects.clone()));
-    World { stores, objects, coded }
+    let clock = ManualClock::new();
+    let mut members = Vec::new();
+    for (number, store) in stores.iter().enumerate() {
+        let id = number as u32 + 1;
+        members.push(named(id, format!("node {id}"), Arc::new(store.clone()), &clock).await);
+    }
+    let options =
+        CodedOptions { clock: Arc::new(clock.clone()), ..options(scheme, members, &objects) };
+    let conditions = options.conditions.clone();
+    World { stores, objects, clock, conditions, coded: CodedSegments::new(options) }
 }
 
 impl World {
@@ -42,8 +78,21 @@ impl World {
         self.store(id).add(Rule { op: None, ..Rule::for_good(Op::Get, "", Answer::Internal) });
     }
 
-    fn heal(&self) {
+    /// Everything answers again, and is asked again.
+    async fn heal(&self) {
         self.stores.iter().for_each(IllStore::heal);
+        self.clock.advance(Duration::from_secs(60));
+        self.coded.look().await;
+    }
+
+    fn coded_of(&self, segment: &StoredSegment) -> Coded {
+        self.coded.coded(segment).expect("this version").expect("in fragments")
+    }
+
+    /// Deletes a fragment from its store.
+    async fn lose(&self, segment: &StoredSegment, index: usize) {
+        let (id, name) = names(&segment.info.name(), fragments(segment))[index];
+        self.store(id).inner().delete(&name.path()).await.expect("it is there");
     }
 
     async fn put(&self, segment: &SealedSegment) -> StoredSegment {
@@ -93,9 +142,9 @@ async fn reads_right(
     assert!(whole == sealed.bytes);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn healthy_read_of_a_frame_is_one_request() {
-    let world = world("4+2", 6);
+    let world = world("4+2", 6).await;
     let (sealed, frames) = segment(1, 60);
     let stored = world.put(&sealed).await;
     let fragments = fragments(&stored);
@@ -122,9 +171,9 @@ async fn healthy_read_of_a_frame_is_one_request() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn any_two_stores_may_be_lost_and_one_more_is_an_error_that_heals() {
-    let world = world("4+2", 6);
+    let world = world("4+2", 6).await;
     let (sealed, frames) = segment(2, 40);
     let stored = world.put(&sealed).await;
     for first in 1..=6 {
@@ -132,7 +181,7 @@ async fn any_two_stores_may_be_lost_and_one_more_is_an_error_that_heals() {
             [first, second].into_iter().for_each(|id| world.kill(id));
             reads_right(&world, &stored, &sealed, &frames).await;
             assert_eq!(
-                world.coded.size_of(&Coded::of(&stored).unwrap().unwrap()).await.unwrap(),
+                world.coded.size_of(&world.coded_of(&stored)).await.unwrap(),
                 sealed.bytes.len() as u64
             );
             let third = (1..=6).find(|id| *id != first && *id != second).expect("six stores");
@@ -140,25 +189,22 @@ async fn any_two_stores_may_be_lost_and_one_more_is_an_error_that_heals() {
             let whole = 0..sealed.bytes.len() as u64;
             let error = world.coded.read(&stored, whole).await.unwrap_err();
             assert!(!matches!(error, Error::NotFound { .. }), "the stores do not answer: {error}");
-            world.heal();
+            world.heal().await;
         }
     }
     assert!(world.coded.counts().degraded_reads > 0);
     reads_right(&world, &stored, &sealed, &frames).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn fragments_that_are_gone_are_not_an_outage() {
-    let world = world("4+2", 6);
+    let world = world("4+2", 6).await;
     let (sealed, frames) = segment(3, 40);
     let stored = world.put(&sealed).await;
-    let names = names(&sealed.info.name(), fragments(&stored));
-    for (id, name) in &names[..2] {
-        world.coded.member(*id).expect("a store").store.delete(name).await.expect("it deletes");
-    }
+    world.lose(&stored, 0).await;
+    world.lose(&stored, 1).await;
     reads_right(&world, &stored, &sealed, &frames).await;
-    let (id, name) = &names[2];
-    world.coded.member(*id).expect("a store").store.delete(name).await.expect("it deletes");
+    world.lose(&stored, 2).await;
     let error = world.coded.read(&stored, range(&frames[0])).await.unwrap_err();
     assert!(matches!(error, Error::NotFound { .. }), "{error}");
     let size = world.coded.size(&sealed.info.name(), Some(&stored.placement)).await;
@@ -170,9 +216,9 @@ async fn fragments_that_are_gone_are_not_an_outage() {
     assert_eq!(world.coded.counts().missing_writes, 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn bytes_that_do_not_verify_are_read_from_elsewhere() {
-    let world = world("4+2", 6);
+    let world = world("4+2", 6).await;
     let (sealed, frames) = segment(4, 40);
     let stored = world.put(&sealed).await;
     let at = &frames[17];
@@ -198,9 +244,9 @@ async fn bytes_that_do_not_verify_are_read_from_elsewhere() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn fragment_of_another_segment_counts_for_nothing() {
-    let world = world("2+1", 3);
+    let world = world("2+1", 3).await;
     let ((sealed, frames), (other, _)) = (segment(5, 40), segment(6, 40));
     let (stored, other) = (world.put(&sealed).await, world.put(&other).await);
     let (id, name) = names(&sealed.info.name(), fragments(&stored))[0];
@@ -216,9 +262,9 @@ async fn fragment_of_another_segment_counts_for_nothing() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn store_that_fails_is_replaced_and_without_another_one_the_debt_is_recorded() {
-    let world = world("4+2", 7);
+    let world = world("4+2", 7).await;
     let (sealed, frames) = segment(7, 40);
     world.kill(4);
     let stored = world.put(&sealed).await;
@@ -235,25 +281,21 @@ async fn store_that_fails_is_replaced_and_without_another_one_the_debt_is_record
     world.kill(6);
     let (third, _) = segment(9, 40);
     assert!(world.coded.put(&third).await.is_err());
-    world.heal();
+    world.heal().await;
     let again = world.put(&third).await;
     assert!(!fragments(&again).stores.contains(&Fragments::NOWHERE));
     reads_right(&world, &stored, &sealed, &frames).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn no_two_fragments_share_a_domain() {
-    let stores: Vec<(StoreInfo, Arc<dyn FragmentStore>)> = (0..12)
-        .map(|number| {
-            let domain = format!("rack {}", number % 3);
-            let info = StoreInfo { id: StoreId(number + 1), domain, weight: 1 };
-            let store = crate::ObjectFragments::new(Arc::new(InMemory::new()));
-            (info, Arc::new(store) as Arc<dyn FragmentStore>)
-        })
-        .collect();
-    let objects = ObjectSegments::new(Arc::new(InMemory::new()));
-    let scheme = "2+1".parse().expect("a scheme");
-    let coded = CodedSegments::new(POOL, scheme, stores.clone(), objects.clone());
+    let (objects, clock) = (Arc::new(InMemory::new()), ManualClock::new());
+    let mut stores = Vec::new();
+    for number in 0..12 {
+        let domain = format!("rack {}", number % 3);
+        stores.push(named(number + 1, domain, Arc::new(InMemory::new()), &clock).await);
+    }
+    let coded = CodedSegments::new(options("2+1", stores.clone(), &objects));
     for number in 1..20 {
         let (sealed, _) = segment(number, 40);
         let placement = coded.put(&sealed).await.expect("three racks");
@@ -263,15 +305,14 @@ async fn no_two_fragments_share_a_domain() {
         assert_eq!(racks.len(), 3, "{fragments:?}");
     }
     // Three racks are too few for six fragments: five would be needed at least.
-    let scheme = "4+2".parse().expect("a scheme");
-    let coded = CodedSegments::new(POOL, scheme, stores, objects);
+    let coded = CodedSegments::new(options("4+2", stores, &objects));
     let error = coded.put(&segment(30, 40).0).await.unwrap_err();
     assert!(error.to_string().contains("6 failure domains"), "{error}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn small_segment_is_stored_whole() {
-    let world = world("4+2", 6);
+    let world = world("4+2", 6).await;
     let (sealed, frames) = segment(10, 3);
     let stored = world.put(&sealed).await;
     let fragments = fragments(&stored);
@@ -281,9 +322,9 @@ async fn small_segment_is_stored_whole() {
     reads_right(&world, &stored, &sealed, &frames).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn everything_of_a_segment_is_listed_and_deleted() {
-    let world = world("2+1", 5);
+    let world = world("2+1", 5).await;
     let (sealed, _) = segment(11, 40);
     let stored = world.put(&sealed).await;
     let object = segment(12, 4).0;
@@ -316,9 +357,9 @@ async fn everything_of_a_segment_is_listed_and_deleted() {
     assert!(world.coded.read(&before, 0..1).await.is_err());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn placement_of_a_later_version_is_refused() {
-    let world = world("4+2", 6);
+    let world = world("4+2", 6).await;
     let (sealed, _) = segment(13, 40);
     let stored = world.put(&sealed).await;
     for (data, codec) in [(5, 2), (4, 9), (4, 1)] {
@@ -328,4 +369,110 @@ async fn placement_of_a_later_version_is_refused() {
         let error = world.coded.read(&segment, 0..1).await.unwrap_err();
         assert!(matches!(error, Error::NotImplemented { .. }), "{error}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_whose_witness_is_gone_is_away_and_not_empty() {
+    let world = world("4+2", 6).await;
+    let (sealed, _) = segment(14, 40);
+    let stored = world.put(&sealed).await;
+    // Three disks are not mounted: their directories are empty.
+    let mut contents = Vec::new();
+    for id in 1..=3 {
+        let inner = world.store(id).inner().clone();
+        let listed: Vec<_> = inner.list(None).try_collect().await.expect("it lists");
+        for found in listed {
+            let bytes = inner.get(&found.location).await.expect("there").bytes().await;
+            contents.push((id, found.location.clone(), bytes.expect("there")));
+            inner.delete(&found.location).await.expect("it deletes");
+        }
+    }
+    let error = world.coded.read_whole(&stored).await.unwrap_err();
+    assert!(!matches!(error, Error::NotFound { .. }), "nothing is lost: {error}");
+    let leftover = Leftover::from(&stored);
+    assert!(world.coded.delete(&leftover).await.is_err(), "three fragments would come back");
+    assert!(world.coded.list(99).try_collect::<Vec<_>>().await.is_err());
+    world.coded.look().await;
+    let away = world.conditions.list();
+    assert_eq!(away.len(), 3, "{away:?}");
+    assert!(away.iter().all(|one| one.kind == ConditionKind::DataStoreAway), "{away:?}");
+    assert!(away[0].report.what.contains("not be mounted"), "{away:?}");
+    // Nothing is written there, and the others are too few.
+    assert!(world.coded.put(&segment(15, 40).0).await.is_err());
+    for id in 1..=3 {
+        assert_eq!(world.store(id).inner().list(None).count().await, 0, "store {id}");
+    }
+    for (id, path, bytes) in contents {
+        world.store(id).inner().put(&path, bytes.into()).await.expect("it writes");
+    }
+    world.heal().await;
+    assert!(world.conditions.list().is_empty());
+    // The deletion took the fragments of the other three, so this one is gone; a new one is as ever.
+    let (sealed, frames) = segment(16, 40);
+    let stored = world.put(&sealed).await;
+    assert!(!fragments(&stored).stores.contains(&Fragments::NOWHERE));
+    reads_right(&world, &stored, &sealed, &frames).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn segment_on_stores_of_another_pool_is_an_object() {
+    let world = world("2+1", 3).await;
+    let (sealed, _) = segment(17, 40);
+    let stored = world.put(&sealed).await;
+    // The pool that was restored from a copy has stores of its own.
+    let clock = ManualClock::new();
+    let mut others = Vec::new();
+    for id in 101..=103 {
+        let store = Arc::new(InMemory::new());
+        others.push(named(id, format!("node {id}"), store, &clock).await);
+    }
+    let restored = CodedSegments::new(options("2+1", others, &world.objects));
+    let error = restored.read_whole(&stored).await.unwrap_err();
+    assert!(matches!(error, Error::NotFound { .. }), "{error}");
+    restored.replace(&stored, sealed.bytes.clone()).await.expect("it writes");
+    assert_eq!(restored.read_whole(&stored).await.expect("it is there"), sealed.bytes);
+    assert!(world.objects.head(&sealed.info.object_path()).await.is_ok());
+    restored.delete(&Leftover::from(&stored)).await.expect("it deletes");
+    assert!(world.objects.head(&sealed.info.object_path()).await.is_err());
+    assert_eq!(world.coded.read_whole(&stored).await.expect("untouched"), sealed.bytes);
+}
+
+#[tokio::test(start_paused = true)]
+async fn read_of_a_store_that_hangs_is_decoded_and_the_store_is_not_asked_each_time() {
+    let world = world("4+2", 6).await;
+    let (sealed, frames) = segment(18, 60);
+    let stored = world.put(&sealed).await;
+    for _ in 0..5 {
+        reads_right(&world, &stored, &sealed, &frames).await;
+    }
+    let hanging = fragments(&stored).stores[1];
+    world.store(hanging).add(Rule { op: None, ..Rule::for_good(Op::Get, "", Answer::Hang) });
+    for _ in 0..5 {
+        reads_right(&world, &stored, &sealed, &frames).await;
+    }
+    let counts = world.coded.counts();
+    assert!(counts.hedged_reads > 0 && counts.hedged_reads < 20, "{counts:?}");
+    world.store(hanging).take_requests();
+    reads_right(&world, &stored, &sealed, &frames).await;
+    let asked = world.store(hanging).take_requests().len();
+    assert_eq!(asked, 0, "the store is away, and was asked");
+    let state = &world.coded.states()[hanging as usize - 1];
+    assert!(state.failure.as_ref().is_some_and(|why| why.contains("in time")), "{state:?}");
+    world.heal().await;
+    let before = world.coded.counts().degraded_reads;
+    reads_right(&world, &stored, &sealed, &frames).await;
+    assert_eq!(world.coded.counts().degraded_reads, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_one_parity_fragment_writes_go_on_without_a_store() {
+    let world = world("2+1", 3).await;
+    world.kill(2);
+    let (sealed, frames) = segment(19, 40);
+    let stored = world.put(&sealed).await;
+    let missing = fragments(&stored).stores.iter().filter(|id| **id == Fragments::NOWHERE).count();
+    assert_eq!(missing, 1);
+    reads_right(&world, &stored, &sealed, &frames).await;
+    world.kill(3);
+    assert!(world.coded.put(&segment(20, 40).0).await.is_err());
 }

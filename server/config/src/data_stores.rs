@@ -1,0 +1,146 @@
+//! `[data]`: the scheme of the segments, and the stores of their fragments.
+
+use block::{Error, ErrorKind, Result};
+use erasure::Scheme;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// Most data stores of a pool. Chosen by hand: each is looked at every few seconds.
+const COUNT_MAX: usize = 256;
+
+/// `[data]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[allow(missing_docs, reason = "options::OPTIONS documents every field")]
+pub struct DataSettings {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheme: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stores: Vec<DataStoreSettings>,
+}
+
+/// `[[data.stores]]`: a table, or only the URL.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "options::OPTIONS documents every field")]
+pub struct DataStoreSettings {
+    pub url: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env_prefix: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+}
+
+/// The table of a store.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Table {
+    url: String,
+    domain: Option<String>,
+    env_prefix: Option<String>,
+    weight: Option<u32>,
+}
+
+impl<'de> Deserialize<'de> for DataStoreSettings {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(StoreVisitor)
+    }
+}
+
+struct StoreVisitor;
+
+impl<'de> Visitor<'de> for StoreVisitor {
+    type Value = DataStoreSettings;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the URL of a store, or a table with its url")
+    }
+
+    fn visit_str<E>(self, url: &str) -> Result<DataStoreSettings, E> {
+        let url = url.to_owned();
+        Ok(DataStoreSettings { url, domain: None, env_prefix: None, weight: None })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<DataStoreSettings, A::Error> {
+        let table = Table::deserialize(MapAccessDeserializer::new(map))?;
+        let Table { url, domain, env_prefix, weight } = table;
+        Ok(DataStoreSettings { url, domain, env_prefix, weight })
+    }
+}
+
+impl DataStoreSettings {
+    /// The failure domain: by default the store is one of its own.
+    #[must_use]
+    pub fn domain(&self) -> &str {
+        self.domain.as_deref().unwrap_or(&self.url)
+    }
+
+    /// The share of new fragments, relative to other stores.
+    #[must_use]
+    pub fn weight(&self) -> u32 {
+        self.weight.unwrap_or(1)
+    }
+
+    fn check(&self) -> Result<()> {
+        let url = &self.url;
+        control::store::check_url(url).map_err(|error| error.context("data.stores"))?;
+        if self.domain().trim().is_empty() {
+            return Err(invalid(format!("data.stores: {url}: the domain is empty")));
+        }
+        if !(1..=1000).contains(&self.weight()) {
+            let weight = self.weight();
+            let what = format!("data.stores: {url}: weight {weight}: must be from 1 to 1000");
+            return Err(invalid(what));
+        }
+        Ok(())
+    }
+}
+
+impl DataSettings {
+    /// The scheme of new segments, if there are data stores.
+    ///
+    /// # Panics
+    /// Never for settings of a configuration: they were checked.
+    #[must_use]
+    pub fn scheme(&self) -> Option<Scheme> {
+        let scheme = self.scheme.as_ref()?;
+        Some(scheme.parse().expect("checked when the configuration was made"))
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let Some(scheme) = &self.scheme else {
+            return match self.stores.is_empty() {
+                true => Ok(()),
+                false => Err(invalid("data.stores needs data.scheme, such as \"4+2\"")),
+            };
+        };
+        let scheme: Scheme = scheme.parse().map_err(|error: Error| error.context("data.scheme"))?;
+        if self.stores.len() > COUNT_MAX {
+            return Err(invalid(format!("data.stores: a pool has {COUNT_MAX} at most")));
+        }
+        for (index, store) in self.stores.iter().enumerate() {
+            store.check()?;
+            if self.stores.iter().take(index).any(|earlier| earlier.url == store.url) {
+                return Err(invalid(format!("data.stores: {} is named twice", store.url)));
+            }
+        }
+        let domains: BTreeSet<&str> = self.stores.iter().map(DataStoreSettings::domain).collect();
+        if domains.len() < scheme.fragments() {
+            return Err(invalid(format!(
+                "data.scheme {scheme} needs stores in {} failure domains, and data.stores has {}: add stores, or use \
+                 a scheme with fewer fragments",
+                scheme.fragments(),
+                domains.len()
+            )));
+        }
+        Ok(())
+    }
+}
+
+fn invalid(why: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Invalid, why)
+}

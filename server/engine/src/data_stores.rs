@@ -1,0 +1,140 @@
+//! The data stores of a pool, as the engine sees them: where the segments are, if not in the pool's object store.
+//!
+//! Invariants:
+//! - The data stores are opened after the pool is taken and before its metadata, which names them.
+//! - Only the owner changes which stores a pool has.
+
+use crate::config::PoolConfig;
+use async_trait::async_trait;
+use block::env::Clock;
+use block::seal::PoolKey;
+use block::{Conditions, Result};
+use control::manifest::Ownership;
+use control::store::Store;
+use object_store::path::Path;
+use std::sync::Arc;
+use tiering::TierOptions;
+use tiering::segment_store::{ObjectSegments, SegmentStore};
+use uuid::Uuid;
+
+/// Everything that the opening of the data stores depends on.
+#[derive(Clone, Debug)]
+pub struct DataStoresAsked<'a> {
+    /// The pool's object store, which has the list of its data stores.
+    pub store: &'a Store,
+    /// Key of the list.
+    pub key: &'a PoolKey,
+    /// The pool.
+    pub pool: Uuid,
+    /// Segments that are objects.
+    pub objects: ObjectSegments,
+    /// Present if the owner opens the pool: it may change the list.
+    pub owner: Option<&'a Ownership>,
+    /// Registry for stores that are away, and for too few of them.
+    pub conditions: Conditions,
+    /// Time for pauses and latencies.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// Folder of the chain of documents that lists them, in the pool's object store.
+pub const FOLDER: &str = "data-stores";
+/// Folder of fragments in a data store. Source: docs/format-fragment.md.
+pub const FRAGMENTS: &str = "fragments";
+
+/// The configured data stores.
+#[async_trait]
+pub trait DataStores: Send + Sync + std::fmt::Debug + 'static {
+    /// Opens the data stores of a pool. `None` if its segments are objects.
+    ///
+    /// # Errors
+    /// `Invalid` for stores that cannot be those of the pool; those of reading and changing the list.
+    async fn open(&self, asked: DataStoresAsked<'_>) -> Result<Option<Arc<dyn OpenDataStores>>>;
+}
+
+/// The open data stores of a pool.
+#[async_trait]
+pub trait OpenDataStores: Send + Sync + std::fmt::Debug + 'static {
+    /// The segments.
+    fn segments(&self) -> Arc<dyn SegmentStore>;
+
+    /// Looks at every store, and shows those that are away as conditions. To be called every few seconds.
+    async fn look(&self);
+
+    /// Removes what interrupted writes left. The owner calls it before its first write. Blocks.
+    fn clean_unfinished(&self);
+
+    /// The places of the stores, and the object in each that makes it one: to be deleted with the pool.
+    fn places(&self) -> Vec<(Store, Path)>;
+
+    /// Returns the state of the stores.
+    fn status(&self) -> DataStoresStatus;
+}
+
+/// The state of the data stores of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DataStoresStatus {
+    /// Scheme of new segments, such as `4+2`.
+    pub scheme: String,
+    /// The stores, in the order in which they were added.
+    pub stores: Vec<DataStoreStatus>,
+    /// Requests for ranges of fragments.
+    pub read_count: u64,
+    /// Reads whose fragment was not had in time, and was made from others.
+    pub degraded_read_count: u64,
+    /// Reads that were tried another way because the answer was late.
+    pub hedged_read_count: u64,
+    /// Bytes of fragments written.
+    pub written_bytes: u64,
+    /// Fragments for which no store was left.
+    pub missing_write_count: u64,
+}
+
+/// The state of a data store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DataStoreStatus {
+    /// Its URL.
+    pub url: String,
+    /// What fails together with it.
+    pub domain: String,
+    /// It is no longer configured, and gets no new fragments.
+    pub is_leaving: bool,
+    /// The cause of its last failure, while it fails.
+    pub failure: Option<String>,
+}
+
+/// Opens the data stores of a pool and hands them to its data tier. `options` are those of the tier, with the
+/// conditions and the key; without `owner` nothing is changed.
+///
+/// # Errors
+/// Those of [`DataStores::open`].
+pub(crate) async fn open_data_stores(
+    config: &PoolConfig,
+    store: &Store,
+    options: &mut TierOptions,
+    owner: Option<&Ownership>,
+) -> Result<Option<Arc<dyn OpenDataStores>>> {
+    let asked = DataStoresAsked {
+        store,
+        key: &options.pool_key,
+        pool: Uuid::from_bytes(options.pool),
+        objects: ObjectSegments::new(store.bulk()),
+        owner,
+        conditions: options.conditions.clone(),
+        clock: config.clock.clone(),
+    };
+    let opened = config.data_stores.open(asked).await?;
+    options.segments = opened.as_ref().map(|stores| stores.segments());
+    options.map.in_fragments = opened.is_some();
+    Ok(opened)
+}
+
+/// No data stores: segments are objects of the pool's store.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoDataStores;
+
+#[async_trait]
+impl DataStores for NoDataStores {
+    async fn open(&self, _: DataStoresAsked<'_>) -> Result<Option<Arc<dyn OpenDataStores>>> {
+        Ok(None)
+    }
+}

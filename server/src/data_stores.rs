@@ -1,0 +1,286 @@
+//! The data stores of a pool: which ones it has, how a place becomes one, and how they are opened.
+//!
+//! Invariants:
+//! - A place becomes a data store once, by the create of its identity, and only if it holds nothing of
+//!   another pool. It belongs to one pool.
+//! - Numbers of stores are random: those in the records of a pool that was restored from a copy are those
+//!   of other stores.
+//! - The list names a store before a fragment is written there.
+//! - A store whose identity cannot be read is away. Nothing is ever made in its place.
+
+mod identity;
+mod list;
+
+use async_trait::async_trait;
+use block::conditions::Report;
+use block::{ConditionKind, Error, ErrorKind, Result};
+use config::{Config, DataSettings, DataStoreSettings};
+use control::store::{Store, StoreOptions};
+use datanode::{
+    CodedOptions, CodedSegments, NamedStore, ObjectFragments, Scheme, StoreId, StoreInfo, Witness,
+};
+use engine::config::PoolConfig;
+use engine::data_stores::{
+    DataStoreStatus, DataStores, DataStoresAsked, DataStoresStatus, FRAGMENTS, OpenDataStores,
+};
+use identity::Identity;
+use list::{List, StoreEntry};
+use object_store::path::Path;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tiering::segment_store::SegmentStore;
+
+/// Subject of the condition that the data stores are too few.
+const POOL: &str = "pool";
+/// How long a look at the identity of a bucket counts. Chosen by hand: buckets are not unmounted.
+const BUCKET_LOOK: Duration = Duration::from_secs(10);
+
+/// Returns the settings of the configured pool, with its data stores.
+pub(crate) fn pool_config(config: &Config) -> PoolConfig {
+    let stores = ConfiguredStores { settings: config.settings().data.clone() };
+    config.pool(Arc::new(stores))
+}
+
+/// The data stores that the configuration names.
+#[derive(Debug)]
+struct ConfiguredStores {
+    settings: DataSettings,
+}
+
+#[async_trait]
+impl DataStores for ConfiguredStores {
+    async fn open(&self, asked: DataStoresAsked<'_>) -> Result<Option<Arc<dyn OpenDataStores>>> {
+        let (number, found) = list::read(asked.store, asked.key, asked.pool).await?;
+        let list = match (asked.owner, self.settings.scheme()) {
+            (Some(owner), Some(scheme)) => {
+                let wanted = self.wanted(&asked, scheme, &found).await?;
+                if found.as_ref() != Some(&wanted) {
+                    owner.check().await?;
+                    list::write(asked.store, asked.key, asked.pool, number + 1, &wanted).await?;
+                }
+                Some(wanted)
+            }
+            _ => found,
+        };
+        let Some(list) = list else { return Ok(None) };
+        let opened = OpenedStores::open(&asked, list)?;
+        opened.show_few(&asked);
+        Ok(Some(Arc::new(opened)))
+    }
+}
+
+impl ConfiguredStores {
+    /// Brings the list in line with the configuration.
+    async fn wanted(
+        &self,
+        asked: &DataStoresAsked<'_>,
+        scheme: Scheme,
+        found: &Option<List>,
+    ) -> Result<List> {
+        let known = found.as_ref().map_or(&[][..], |list| &list.stores);
+        let mut list = List { scheme: scheme.to_string(), stores: Vec::new() };
+        for settings in &self.settings.stores {
+            let entry = match self.entry(asked, settings, known).await {
+                Ok(entry) => entry,
+                // The pool has other stores to go on with.
+                Err(error) if found.is_some() && error.kind() == ErrorKind::Unavailable => {
+                    let report = Report::new(
+                        format!(
+                            "the data store {} could not be added: {}",
+                            settings.url,
+                            error.chain()
+                        ),
+                        "it gets no fragments",
+                        "correct the cause, and restart the daemon",
+                    );
+                    asked.conditions.raise(ConditionKind::DataStoreAway, &settings.url, report);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if let Some(twin) = list.stores.iter().find(|other| other.number == entry.number) {
+                let what = format!(
+                    "open data stores: {} and {} are the same place; name each store once",
+                    twin.url, entry.url
+                );
+                return Err(Error::new(ErrorKind::Invalid, what));
+            }
+            list.stores.push(entry);
+        }
+        let kept: BTreeSet<u32> = list.stores.iter().map(|entry| entry.number).collect();
+        let leaving = known.iter().filter(|entry| !kept.contains(&entry.number));
+        list.stores.extend(leaving.map(|entry| StoreEntry { is_leaving: true, ..entry.clone() }));
+        // The order of their numbers, so that the same stores are the same list.
+        list.stores.sort_unstable_by_key(|entry| entry.number);
+        Ok(list)
+    }
+
+    /// Finds a configured store in the list by its identity, or makes the place one.
+    async fn entry(
+        &self,
+        asked: &DataStoresAsked<'_>,
+        settings: &DataStoreSettings,
+        known: &[StoreEntry],
+    ) -> Result<StoreEntry> {
+        let with = |number, id: &str| StoreEntry {
+            number,
+            id: id.to_owned(),
+            url: settings.url.clone(),
+            env_prefix: settings.env_prefix.clone(),
+            domain: settings.domain().to_owned(),
+            weight: settings.weight(),
+            is_leaving: false,
+        };
+        let by_url = known.iter().find(|entry| entry.url == settings.url);
+        let place = open_place(&settings.url, settings.env_prefix.as_deref())?;
+        match identity::read(&place).await {
+            Ok(Some(identity)) if identity.pool != asked.pool => {
+                let what = format!(
+                    "open data stores: {} belongs to pool {}, and this is pool {}; use another directory or prefix",
+                    settings.url, identity.pool, asked.pool
+                );
+                Err(Error::new(ErrorKind::Invalid, what))
+            }
+            Ok(Some(identity)) => {
+                let twin = known.iter().find(|entry| entry.number == identity.number);
+                match twin.is_none_or(|entry| entry.id == identity.id) {
+                    true => Ok(with(identity.number, &identity.id)),
+                    false => {
+                        let what = format!(
+                            "open data stores: {} is another store than the one of its number; use another directory",
+                            settings.url
+                        );
+                        Err(Error::new(ErrorKind::Invalid, what))
+                    }
+                }
+            }
+            // Its disk may not be mounted: it is away.
+            Ok(None) | Err(_) if by_url.is_some() => {
+                Ok(by_url.map(|entry| with(entry.number, &entry.id)).expect("it was found"))
+            }
+            Ok(None) => {
+                let numbers = known.iter().map(|entry| entry.number).collect();
+                let identity = Identity::fresh(asked.pool, &numbers);
+                identity::make(&place, &identity).await?;
+                tracing::info!(store = settings.url, "spindle made a data store");
+                Ok(with(identity.number, &identity.id))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Opens the place of a data store, which must exist.
+fn open_place(url: &str, env_prefix: Option<&str>) -> Result<Store> {
+    // Other stores have what this one does not send in time.
+    let options = StoreOptions {
+        bulk_timeout: Duration::from_secs(30),
+        bulk_retry_count_max: 1,
+        bulk_retry_timeout: Duration::from_secs(10),
+        ..StoreOptions::default()
+    };
+    Store::await_as(url, &options, env_prefix)
+}
+
+/// The open data stores.
+#[derive(Debug)]
+struct OpenedStores {
+    segments: Arc<CodedSegments>,
+    list: List,
+    places: Vec<Store>,
+}
+
+impl OpenedStores {
+    fn open(asked: &DataStoresAsked<'_>, list: List) -> Result<OpenedStores> {
+        let scheme = list.scheme()?;
+        let (mut stores, mut places) = (Vec::new(), Vec::new());
+        for entry in &list.stores {
+            let place = open_place(&entry.url, entry.env_prefix.as_deref())?;
+            let lasts = if place.local_dir().is_some() { Duration::ZERO } else { BUCKET_LOOK };
+            let identity = Identity::of(asked.pool, entry);
+            let witness = Witness { path: identity::PATH.into(), bytes: identity.encode()?, lasts };
+            let store = ObjectFragments::new(place.bulk(), witness, asked.clock.clone());
+            let info = StoreInfo {
+                id: StoreId(entry.number),
+                domain: entry.domain.clone(),
+                weight: if entry.is_leaving { 0 } else { entry.weight },
+            };
+            stores.push(NamedStore { info, name: entry.url.clone(), store: Arc::new(store) });
+            places.push(place);
+        }
+        let options = CodedOptions {
+            pool: asked.pool.into_bytes(),
+            scheme,
+            stores,
+            objects: asked.objects.clone(),
+            clock: asked.clock.clone(),
+            conditions: asked.conditions.clone(),
+        };
+        Ok(OpenedStores { segments: Arc::new(CodedSegments::new(options)), list, places })
+    }
+
+    /// Shows as a condition that the stores are in too few failure domains.
+    fn show_few(&self, asked: &DataStoresAsked<'_>) {
+        let scheme = self.segments.scheme();
+        let in_use = self.list.stores.iter().filter(|entry| !entry.is_leaving);
+        let domains: BTreeSet<&str> = in_use.map(|entry| entry.domain.as_str()).collect();
+        let report = (domains.len() < scheme.fragments()).then(|| {
+            Report::new(
+                format!(
+                    "the data stores are in {} failure domains, and {scheme} needs {}",
+                    domains.len(),
+                    scheme.fragments()
+                ),
+                "new segments lack fragments, so fewer losses are survived",
+                "add data stores in other failure domains",
+            )
+        });
+        asked.conditions.set(ConditionKind::DataStoresFew, POOL, report);
+    }
+}
+
+#[async_trait]
+impl OpenDataStores for OpenedStores {
+    fn segments(&self) -> Arc<dyn SegmentStore> {
+        Arc::clone(&self.segments) as Arc<dyn SegmentStore>
+    }
+
+    async fn look(&self) {
+        self.segments.look().await;
+    }
+
+    fn clean_unfinished(&self) {
+        self.places.iter().for_each(|place| place.clean_unfinished(FRAGMENTS));
+    }
+
+    fn places(&self) -> Vec<(Store, Path)> {
+        self.places.iter().map(|place| (place.clone(), Path::from(identity::PATH))).collect()
+    }
+
+    fn status(&self) -> DataStoresStatus {
+        let states = self.segments.states();
+        let store = |entry: &StoreEntry| {
+            let state = states.iter().find(|state| state.info.id == StoreId(entry.number));
+            DataStoreStatus {
+                url: entry.url.clone(),
+                domain: entry.domain.clone(),
+                is_leaving: entry.is_leaving,
+                failure: state.and_then(|state| state.failure.clone()),
+            }
+        };
+        let counts = self.segments.counts();
+        DataStoresStatus {
+            scheme: self.list.scheme.clone(),
+            stores: self.list.stores.iter().map(store).collect(),
+            read_count: counts.reads,
+            degraded_read_count: counts.degraded_reads,
+            hedged_read_count: counts.hedged_reads,
+            written_bytes: counts.written_bytes,
+            missing_write_count: counts.missing_writes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

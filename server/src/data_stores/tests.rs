@@ -1,0 +1,337 @@
+//! Pools over data stores in directories: how places become stores, what is refused, and what losses do.
+
+use super::*;
+use crate::serve::open_offline;
+use block::{BlockDevice, WriteFlags};
+use bytes::Bytes;
+use config::Override;
+use engine::open_pool::OpenPool;
+use engine::opening::Opening;
+use engine::record::Durability;
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// A pool below a directory, and the directories of its data stores.
+struct Place {
+    dir: tempfile::TempDir,
+    scheme: &'static str,
+    stores: Vec<PathBuf>,
+}
+
+impl Place {
+    /// Makes the directories of this many data stores.
+    fn new(scheme: &'static str, store_count: usize) -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let stores = (0..store_count).map(|number| dir.path().join(format!("nvme{number}")));
+        let stores: Vec<PathBuf> = stores.collect();
+        stores.iter().for_each(|store| std::fs::create_dir(store).unwrap());
+        Place { dir, scheme, stores }
+    }
+
+    fn config(&self, pool: &str) -> Config {
+        let (set, place) = (self.set(pool), self.dir.path());
+        let text = |key, value: String| set(key, toml::Value::String(value));
+        let path = |name: &str| place.join(pool).join(name).display().to_string();
+        let stores = self.stores.iter().map(|store| store.display().to_string());
+        let stores = stores.map(toml::Value::String).collect();
+        let all = vec![
+            text("dir", path("node")),
+            text("store", path("store")),
+            text("keys.file", path("key")),
+            text("log.size", "16MiB".to_owned()),
+            text("log.file_size", "1MiB".to_owned()),
+            text("cache.size", "0".to_owned()),
+            text("memory_cache.size", "0".to_owned()),
+            text("destage.max_age", "1h".to_owned()),
+            text("data.scheme", self.scheme.to_owned()),
+            set("data.stores", toml::Value::Array(stores)),
+        ];
+        let configured = if self.scheme.is_empty() { all.len() - 2 } else { all.len() };
+        Config::load(None, &all[..configured]).unwrap()
+    }
+
+    fn set(&self, pool: &str) -> impl Fn(&'static str, toml::Value) -> Override {
+        std::fs::create_dir_all(self.dir.path().join(pool)).unwrap();
+        |key, value| Override { key, flag: "--test", value }
+    }
+
+    async fn open(&self) -> Result<OpenPool> {
+        open_offline(&self.config("one"), Opening::OrNew).await
+    }
+
+    async fn refused(&self) -> String {
+        let error = self.open().await.err().expect("it must be refused");
+        error.chain()
+    }
+
+    /// Takes a store away, as if its disk were not mounted: its directory is empty.
+    fn unmount(&self, index: usize) {
+        std::fs::rename(&self.stores[index], self.aside(index)).unwrap();
+        std::fs::create_dir(&self.stores[index]).unwrap();
+    }
+
+    fn mount(&self, index: usize) {
+        std::fs::remove_dir(&self.stores[index]).expect("nothing was written there");
+        std::fs::rename(self.aside(index), &self.stores[index]).unwrap();
+    }
+
+    fn aside(&self, index: usize) -> PathBuf {
+        self.stores[index].with_extension("not-mounted")
+    }
+}
+
+const BLOCK: usize = 64 << 10;
+const BLOCK_COUNT: u64 = 40;
+
+/// Contents that do not compress.
+fn contents(number: u64) -> Bytes {
+    let mut rng = tiering::testing::Rng::new(number);
+    rng.bytes(BLOCK, 100).into()
+}
+
+async fn write(open: &OpenPool, from: u64) {
+    let volume = match open.pool.volume("db") {
+        Some(volume) => volume,
+        None => {
+            let size = BLOCK_COUNT * BLOCK as u64;
+            open.pool.create_volume("db", size, Durability::Flush).await.unwrap();
+            open.pool.volume("db").unwrap()
+        }
+    };
+    for number in 0..BLOCK_COUNT {
+        let data = contents(from + number);
+        volume.write(number * BLOCK as u64, data.into(), WriteFlags { fua: false }).await.unwrap();
+    }
+    volume.flush().await.unwrap();
+    open.pool.destage_all().await.unwrap();
+}
+
+async fn read(open: &OpenPool, from: u64) -> Result<()> {
+    let volume = open.pool.volume("db").unwrap();
+    for number in 0..BLOCK_COUNT {
+        let mut read = vec![0; BLOCK];
+        volume.read(number * BLOCK as u64, &mut read).await?;
+        assert!(read == contents(from + number), "block {number}");
+    }
+    Ok(())
+}
+
+fn file_count(dir: &Path) -> usize {
+    let mut count = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        count += if path.is_dir() { file_count(&path) } else { 1 };
+    }
+    count
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pool_over_directories_survives_the_loss_of_any_and_one_more_heals() {
+    let mut place = Place::new("2+1", 3);
+    let open = place.open().await.unwrap();
+    write(&open, 100).await;
+    let status = open.data_stores.as_ref().unwrap().status();
+    assert_eq!((status.scheme.as_str(), status.stores.len()), ("2+1", 3));
+    assert!(status.written_bytes > 0, "{status:?}");
+    open.close().await.unwrap();
+    let segments = place.dir.path().join("one/store/segments");
+    assert!(!segments.exists() || file_count(&segments) == 0, "segments are in fragments");
+    for lost in 0..3 {
+        place.unmount(lost);
+        let open = place.open().await.unwrap();
+        read(&open, 100).await.unwrap();
+        let stores = open.data_stores.as_ref().unwrap();
+        stores.look().await;
+        let url = place.stores[lost].display().to_string();
+        assert!(open.conditions.is_raised(ConditionKind::DataStoreAway, &url));
+        assert!(stores.status().degraded_read_count > 0);
+        open.close().await.unwrap();
+        place.mount(lost);
+    }
+    let open = Arc::new(place.open().await.unwrap());
+    place.unmount(0);
+    place.unmount(2);
+    // One too many: the read waits for a store, and ends when one is back.
+    let waiting = open.clone();
+    let reading = tokio::spawn(async move { read(&waiting, 100).await });
+    let failures = || {
+        let stores = open.data_stores.as_ref().unwrap().status().stores;
+        stores.iter().filter(|store| store.failure.is_some()).count()
+    };
+    while failures() < 2 {
+        assert!(!reading.is_finished());
+        tokio::task::yield_now().await;
+    }
+    place.mount(0);
+    reading.await.unwrap().unwrap();
+    let open = Arc::into_inner(open).unwrap();
+    // Writes go on without the third store, and nothing is written to its mount point.
+    write(&open, 300).await;
+    assert!(open.data_stores.as_ref().unwrap().status().missing_write_count > 0);
+    read(&open, 300).await.unwrap();
+    open.close().await.unwrap();
+    place.mount(2);
+    // Without data stores in the configuration the pool keeps those that it has.
+    place.scheme = "";
+    let found = engine::fsck::fsck(&pool_config(&place.config("one"))).await.unwrap();
+    assert!(found.report.is_clean(), "{:?}", found.report);
+    let open = place.open().await.unwrap();
+    read(&open, 300).await.unwrap();
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_that_cannot_be_stores_are_refused_and_left_as_they_are() {
+    let mut place = Place::new("1+1", 2);
+    place.open().await.unwrap().close().await.unwrap();
+    // The stores of another pool.
+    let error = open_offline(&place.config("two"), Opening::OrNew).await.err().unwrap().chain();
+    assert!(error.contains("belongs to pool"), "{error}");
+    let good = place.stores.clone();
+    // A directory under two names.
+    let link = place.dir.path().join("link");
+    std::os::unix::fs::symlink(&good[0], &link).unwrap();
+    place.stores = vec![good[0].clone(), link, good[1].clone()];
+    assert!(place.refused().await.contains("are the same place"));
+    // A pool's own store, and fragments without an identity.
+    place.stores = vec![good[0].clone(), good[1].clone(), place.dir.path().join("one/store")];
+    assert!(place.refused().await.contains("holds a pool"));
+    let stray = place.dir.path().join("stray");
+    std::fs::create_dir_all(stray.join("fragments/0000000000000001")).unwrap();
+    std::fs::write(stray.join("fragments/0000000000000001/x"), "x").unwrap();
+    place.stores = vec![good[0].clone(), good[1].clone(), stray.clone()];
+    assert!(place.refused().await.contains("is missing there"));
+    assert_eq!(file_count(&stray), 1);
+    // An identity of a later version, and one that is damaged.
+    std::fs::remove_dir_all(stray.join("fragments")).unwrap();
+    for (text, word) in [("{\"version\":2}", "update it"), ("{\"ver", "damaged")] {
+        std::fs::write(stray.join(identity::PATH), text).unwrap();
+        assert!(place.refused().await.contains(word));
+    }
+    // A missing directory does not keep a pool from opening that has its other stores.
+    let missing = place.dir.path().join("missing");
+    place.stores = vec![good[0].clone(), good[1].clone(), missing.clone()];
+    let open = place.open().await.unwrap();
+    let subject = missing.display().to_string();
+    assert!(open.conditions.is_raised(ConditionKind::DataStoreAway, &subject));
+    open.close().await.unwrap();
+    assert!(!missing.exists());
+    // A new pool does not begin without one.
+    let mut new = Place::new("1+1", 2);
+    std::fs::remove_dir(&new.stores[1]).unwrap();
+    assert!(new.refused().await.contains("is not there"));
+    new.stores.truncate(2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_is_found_by_its_identity_and_one_that_is_not_configured_is_leaving() {
+    let mut place = Place::new("1+1", 3);
+    let open = place.open().await.unwrap();
+    write(&open, 100).await;
+    open.close().await.unwrap();
+    // Two disks have changed their mount points.
+    let aside = place.aside(0);
+    std::fs::rename(&place.stores[0], &aside).unwrap();
+    std::fs::rename(&place.stores[1], &place.stores[0]).unwrap();
+    std::fs::rename(&aside, &place.stores[1]).unwrap();
+    let open = place.open().await.unwrap();
+    read(&open, 100).await.unwrap();
+    let status = open.data_stores.as_ref().unwrap().status();
+    // A busy machine may be late.
+    assert_eq!(status.degraded_read_count, status.hedged_read_count, "{status:?}");
+    open.close().await.unwrap();
+    let left = place.stores.pop().unwrap();
+    let open = place.open().await.unwrap();
+    read(&open, 100).await.unwrap();
+    let before = file_count(&left);
+    write(&open, 200).await;
+    assert_eq!(file_count(&left), before, "a store that leaves gets nothing new");
+    read(&open, 200).await.unwrap();
+    let status = open.data_stores.as_ref().unwrap().status();
+    let leaving: Vec<_> = status.stores.iter().filter(|store| store.is_leaving).collect();
+    assert_eq!(leaving.len(), 1);
+    assert_eq!(leaving[0].url, left.display().to_string());
+    open.close().await.unwrap();
+    // A scheme that is changed affects new segments.
+    place.stores.push(left);
+    place.scheme = "2+1";
+    let open = place.open().await.unwrap();
+    read(&open, 200).await.unwrap();
+    write(&open, 400).await;
+    read(&open, 400).await.unwrap();
+    assert_eq!(open.data_stores.as_ref().unwrap().status().scheme, "2+1");
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn domains_that_have_become_too_few_are_a_condition() {
+    let mut place = Place::new("2+1", 3);
+    place.open().await.unwrap().close().await.unwrap();
+    // The list of an owner that had one store more, and whose configuration is gone.
+    let config = pool_config(&place.config("one"));
+    let store = Store::open(&config.store_url, &StoreOptions::default()).unwrap();
+    let keys = control::keys::KeyRing::open(&store, &config.keys).await.unwrap();
+    let (key, pool) = (&keys.newest().key, keys.pool());
+    let (number, list) = list::read(&store, key, pool).await.unwrap();
+    let mut list = list.expect("it was made");
+    list.stores[0].is_leaving = true;
+    list::write(&store, key, pool, number + 1, &list).await.unwrap();
+    place.scheme = "";
+    place.stores.clear();
+    let open = place.open().await.unwrap();
+    assert!(open.conditions.is_raised(ConditionKind::DataStoresFew, POOL));
+    write(&open, 100).await;
+    read(&open, 100).await.unwrap();
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn purge_takes_the_fragments_along_and_leaves_what_is_not_the_pools() {
+    let place = Place::new("1+1", 2);
+    let open = place.open().await.unwrap();
+    write(&open, 100).await;
+    open.close().await.unwrap();
+    let notes = place.stores[0].join("notes");
+    std::fs::write(&notes, "kept").unwrap();
+    place.unmount(1);
+    let config = pool_config(&place.config("one"));
+    engine::removal::remove(&config, |_| Ok(())).await.unwrap();
+    let purged = engine::removal::purge(&config, true).await.unwrap();
+    assert!(purged.object_count > 1, "{purged:?}");
+    assert_eq!(file_count(&place.stores[0]), 1, "only the notes are left");
+    // The fragments of the other one are left: their keys are gone.
+    assert_eq!(file_count(&place.stores[1]), 0);
+    assert!(file_count(&place.aside(1)) > 1);
+}
+
+#[test]
+fn documents_have_golden_bytes() {
+    let entry = StoreEntry {
+        number: 0x1234_5678,
+        id: "8f1d7e6c-0000-4000-8000-000000000001".to_owned(),
+        url: "/mnt/nvme0/spindle".to_owned(),
+        env_prefix: None,
+        domain: "drive 0".to_owned(),
+        weight: 2,
+        is_leaving: false,
+    };
+    let pool = Uuid::from_bytes([7; 16]);
+    let identity = Identity::of(pool, &entry).encode().unwrap();
+    let text = "{\"version\":1,\"pool\":\"07070707-0707-0707-0707-070707070707\",\"number\":305419896,\
+                \"id\":\"8f1d7e6c-0000-4000-8000-000000000001\"}\n";
+    assert_eq!(identity, text);
+    let leaving = StoreEntry {
+        env_prefix: Some("DR_".to_owned()),
+        is_leaving: true,
+        url: "s3://far/pool".to_owned(),
+        ..entry.clone()
+    };
+    let list = List { scheme: "4+2".to_owned(), stores: vec![entry, leaving] };
+    let text = "{\"scheme\":\"4+2\",\"stores\":[{\"number\":305419896,\"id\":\"8f1d7e6c-0000-4000-8000-000000000001\",\
+                \"url\":\"/mnt/nvme0/spindle\",\"domain\":\"drive 0\",\"weight\":2},{\"number\":305419896,\
+                \"id\":\"8f1d7e6c-0000-4000-8000-000000000001\",\"url\":\"s3://far/pool\",\"env_prefix\":\"DR_\",\
+                \"domain\":\"drive 0\",\"weight\":2,\"is_leaving\":true}]}";
+    assert_eq!(serde_json::to_string(&list).unwrap(), text);
+    let later = List { scheme: "40+4".to_owned(), ..list };
+    assert!(later.scheme().unwrap_err().to_string().contains("update it"));
+}

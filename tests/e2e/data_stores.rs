@@ -1,0 +1,193 @@
+//! Pools whose segments are in fragments on several drives, or on buckets of several providers, some of which
+//! are lost while clients write and read.
+//!
+//! Invariants:
+//! - Writes are sent one at a time, so the volumes must hold all of them in order.
+//! - A drive is lost like one that is no longer mounted: its directory is there and empty.
+
+use crate::copies::{restored, wait_for};
+use crate::stores::{History, VOLUMES, open};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tests::daemon::{Daemon, SMALL};
+use tests::provider::{KINDS, Provider};
+use tests::seed::{Random, seeds};
+use tests::{Place, needs_providers};
+
+/// Settings without caches, so that reads are answered by the data stores.
+fn settings(scheme: &str, stores: &[String]) -> String {
+    let cache = "[cache]\nsize = \"64MiB\"";
+    assert!(SMALL.contains(cache));
+    let small = SMALL.replace(cache, "[cache]\nsize = \"0\"\n[memory_cache]\nsize = \"0\"");
+    format!("{small}[data]\nscheme = \"{scheme}\"\nstores = [{}]\n", stores.join(", "))
+}
+
+/// Directories that are data stores.
+struct Drives {
+    place: Place,
+    count: usize,
+}
+
+impl Drives {
+    fn new(count: usize) -> Drives {
+        let drives = Drives { place: Place::new(), count };
+        drives.all().for_each(|drive| std::fs::create_dir(drive).expect("make a directory"));
+        drives
+    }
+
+    fn all(&self) -> impl Iterator<Item = PathBuf> {
+        (0..self.count).map(|number| self.drive(number))
+    }
+
+    fn drive(&self, number: usize) -> PathBuf {
+        self.place.join(&format!("nvme{number}"))
+    }
+
+    fn aside(&self, number: usize) -> PathBuf {
+        self.place.join(&format!("unmounted{number}"))
+    }
+
+    fn urls(&self) -> Vec<String> {
+        self.all().map(|drive| format!("\"{}\"", drive.display())).collect()
+    }
+
+    fn unmount(&self, number: usize) {
+        rename(&self.drive(number), &self.aside(number));
+        std::fs::create_dir(self.drive(number)).expect("make a directory");
+    }
+
+    fn mount(&self, number: usize) {
+        std::fs::remove_dir(self.drive(number)).expect("nothing was written to the mount point");
+        rename(&self.aside(number), &self.drive(number));
+    }
+}
+
+fn rename(from: &Path, to: &Path) {
+    std::fs::rename(from, to).unwrap_or_else(|error| panic!("rename {}: {error}", from.display()));
+}
+
+fn failing(daemon: &Daemon) -> usize {
+    let status = daemon.json(&["status"]);
+    let stores = status["data_stores"]["stores"].as_array().expect("a list").clone();
+    stores.iter().filter(|store| !store["failure"].is_null()).count()
+}
+
+#[test]
+fn any_two_of_six_drives_may_be_lost_while_clients_write_and_read() {
+    for seed in seeds(1) {
+        let drives = Drives::new(6);
+        let mut daemon = Daemon::started(&settings("4+2", &drives.urls()), VOLUMES);
+        daemon.announce("a data store fails");
+        daemon.announce("data-store-away");
+        let mut random = Random::new(seed, 3);
+        let mut history = History::new(seed);
+        let mut connections = open(&daemon);
+        let mut pick = |below: u64| usize::try_from(random.below(below)).expect("small");
+        for round in 0..6 {
+            history.run_for(&mut connections, Duration::from_millis(700));
+            let first = pick(6);
+            let second = (first + 1 + pick(5)) % 6;
+            let lost = if round % 2 == 0 { vec![first, second] } else { vec![first] };
+            lost.iter().for_each(|number| drives.unmount(*number));
+            history.run_for(&mut connections, Duration::from_millis(700));
+            if lost.len() == 1 {
+                let _ = daemon.command(&["drain"]);
+            }
+            assert_eq!(history.prefix(&mut connections), history.count());
+            wait_for("the lost drives are told", || failing(&daemon) == lost.len());
+            if round % 3 == 0 {
+                daemon.kill();
+                daemon.restart();
+                connections = open(&daemon);
+                assert_eq!(history.prefix(&mut connections), history.count());
+            }
+            lost.iter().for_each(|number| drives.mount(*number));
+            wait_for("the drives are back", || failing(&daemon) == 0);
+            let _ = daemon.command(&["drain"]);
+            assert_eq!(history.prefix(&mut connections), history.count());
+        }
+        drop(connections);
+        let _ = daemon.fsck();
+        daemon.stop();
+    }
+}
+
+#[test]
+fn coded_pool_is_copied_and_its_copy_restored_to_other_drives() {
+    for seed in seeds(1) {
+        let (drives, others) = (Drives::new(3), Drives::new(2));
+        let mut daemon = Daemon::started(&settings("2+1", &drives.urls()), VOLUMES);
+        let mut history = History::new(seed);
+        history.run_for(&mut open(&daemon), Duration::from_secs(2));
+        let url = daemon.place().join("copy").display().to_string();
+        let _ = daemon.json(&["copy", "add", &url]);
+        let _ = daemon.json(&["copy", "sync", &url]);
+        let mut other = restored(&daemon, &url, &[], &[]);
+        daemon.stop();
+        assert_eq!(history.prefix(&mut open(&other)), history.count());
+        wait_for("the restored pool is whole", || {
+            other.json(&["status"])["restored"]["is_complete"] == true
+        });
+        other.stop();
+        // The copy and all drives of the first pool are gone. The restored pool gets drives of its own.
+        std::fs::remove_dir_all(&url).expect("the copy is there");
+        drives.all().for_each(|drive| std::fs::remove_dir_all(drive).expect("a drive"));
+        let coded = settings("1+1", &others.urls());
+        std::fs::write(other.place().join("spindle.toml"), coded).expect("write the settings");
+        other.restart();
+        let mut connections = open(&other);
+        assert_eq!(history.prefix(&mut connections), history.count());
+        history.run_for(&mut connections, Duration::from_secs(1));
+        let _ = other.command(&["drain"]);
+        assert_eq!(history.prefix(&mut connections), history.count());
+        let status = other.json(&["status"]);
+        assert!(status["data_stores"]["written_bytes"].as_u64() > Some(0), "{status}");
+        drop(connections);
+        let _ = other.fsck();
+        other.stop();
+    }
+}
+
+#[test]
+fn one_of_three_providers_may_vanish() {
+    needs_providers!();
+    for seed in seeds(1) {
+        let mut providers: Vec<Provider> = KINDS.into_iter().map(Provider::start).collect();
+        let prefix = |provider: &Provider| format!("{}_", provider.kind().scheme().to_uppercase());
+        let table = |provider: &Provider| {
+            let (url, prefix) = (provider.url("data"), prefix(provider));
+            format!("{{ url = \"{url}\", env_prefix = \"{prefix}\" }}")
+        };
+        let stores: Vec<String> = providers.iter().map(table).collect();
+        let mut daemon = Daemon::new(&settings("2+1", &stores), VOLUMES);
+        for provider in &providers {
+            let variables = provider.environment(&prefix(provider));
+            let pairs: Vec<_> =
+                variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            daemon.environ(&pairs);
+        }
+        daemon.restart();
+        let mut history = History::new(seed);
+        let mut connections = open(&daemon);
+        history.run_for(&mut connections, Duration::from_secs(3));
+        let _ = daemon.command(&["drain"]);
+        assert_eq!(history.prefix(&mut connections), history.count());
+        daemon.announce("a data store fails");
+        daemon.announce("data-store-away");
+        let gone = usize::try_from(Random::new(seed, 5).below(3)).expect("small");
+        let gone = providers.remove(gone);
+        let url = gone.url("data");
+        drop(gone);
+        assert_eq!(history.prefix(&mut connections), history.count());
+        history.run_for(&mut connections, Duration::from_secs(1));
+        wait_for("it is told", || failing(&daemon) == 1);
+        let _ = daemon.command(&["drain"]);
+        assert_eq!(history.prefix(&mut connections), history.count(), "without {url}");
+        daemon.kill();
+        daemon.restart();
+        connections = open(&daemon);
+        assert_eq!(history.prefix(&mut connections), history.count(), "without {url}");
+        drop(connections);
+        daemon.stop();
+    }
+}

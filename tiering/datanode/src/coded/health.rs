@@ -1,0 +1,243 @@
+//! What is known of a store of fragments from its answers: whether it fails, and how long it takes.
+//!
+//! Invariants:
+//! - A store that fails is asked again from time to time, by one request at a time, and counts as well with
+//!   the first answer.
+//! - The estimate only decides when another way is tried. No read fails because of it.
+
+use block::env::Clock;
+use object_store::{Error, Result};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// First pause before a store that fails is asked again; it doubles up to the second. Chosen by hand.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Bounds of the time after which a read is tried another way. Below the first, the timer and the requests
+/// cost more than the wait. Chosen by hand.
+const PATIENCE_MIN: Duration = Duration::from_millis(2);
+const PATIENCE_MAX: Duration = Duration::from_secs(1);
+/// Late reads in a row after which a store counts as one that does not answer. Chosen by hand.
+const LATE_MAX: u32 = 3;
+
+/// What a store was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// To read, list or look.
+    Read,
+    /// To write or delete.
+    Write,
+}
+
+/// A store's record; see the module.
+#[derive(Debug)]
+pub(super) struct Health {
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    reads: Option<Failing>,
+    writes: Option<Failing>,
+    late_count: u32,
+    latency: Option<Latency>,
+}
+
+#[derive(Clone, Debug)]
+struct Failing {
+    why: String,
+    pause: Duration,
+    again_at: Instant,
+}
+
+/// Smoothed time of a read and its deviation. Source: RFC 6298, section 2, with its gains.
+#[derive(Clone, Copy, Debug)]
+struct Latency {
+    mean: Duration,
+    deviation: Duration,
+}
+
+impl State {
+    fn failing(&mut self, way: Way) -> &mut Option<Failing> {
+        match way {
+            Way::Read => &mut self.reads,
+            Way::Write => &mut self.writes,
+        }
+    }
+
+    fn fail(&mut self, way: Way, why: String, now: Instant) {
+        let failing = self.failing(way);
+        let pause = failing.as_ref().map_or(PAUSE, |failing| (failing.pause * 2).min(PAUSE_MAX));
+        *failing = Some(Failing { why, pause, again_at: now + pause });
+    }
+}
+
+impl Health {
+    pub(super) fn new(clock: Arc<dyn Clock>) -> Health {
+        Health { clock, state: Mutex::default() }
+    }
+
+    /// Whether a request may go to the store: it is well, or it is time for one to ask it again.
+    pub(super) fn may_ask(&self, way: Way) -> bool {
+        let now = self.clock.now();
+        match self.state.lock().failing(way) {
+            Some(failing) if now < failing.again_at => false,
+            Some(failing) => {
+                failing.again_at = now + failing.pause;
+                true
+            }
+            None => true,
+        }
+    }
+
+    /// Whether the store fails, without taking the turn to ask it again.
+    pub(super) fn is_failing(&self, way: Way) -> bool {
+        self.state.lock().failing(way).is_some()
+    }
+
+    /// Notes an answer. What is not stored is an answer, too. Returns true if the store fails from now on.
+    pub(super) fn note<T>(&self, way: Way, result: &Result<T>) -> bool {
+        match result {
+            Err(error) if !is_answer(error) => self.fail(way, &error.to_string()),
+            _ => {
+                let mut state = self.state.lock();
+                // A store that has come back takes writes again.
+                if way == Way::Read && state.reads.take().is_some() {
+                    state.writes = None;
+                }
+                *state.failing(way) = None;
+                false
+            }
+        }
+    }
+
+    /// Notes a failure. Returns true if it is the first.
+    pub(super) fn fail(&self, way: Way, why: &str) -> bool {
+        let (mut state, now) = (self.state.lock(), self.clock.now());
+        let is_first = state.failing(way).is_none();
+        // A later failure of requests that began together says nothing new.
+        if state.failing(way).as_ref().is_none_or(|failing| now >= failing.again_at) {
+            state.fail(way, tiering::one_line(why), now);
+        }
+        is_first
+    }
+
+    /// Notes the time of a read that was answered.
+    pub(super) fn note_time(&self, taken: Duration) {
+        let mut state = self.state.lock();
+        state.late_count = 0;
+        state.latency = Some(match state.latency {
+            None => Latency { mean: taken, deviation: taken / 2 },
+            Some(Latency { mean, deviation }) => Latency {
+                mean: (mean * 7 + taken) / 8,
+                deviation: (deviation * 3 + mean.abs_diff(taken)) / 4,
+            },
+        });
+    }
+
+    /// Notes a read that was not answered in time.
+    pub(super) fn note_late(&self) {
+        let mut state = self.state.lock();
+        state.late_count += 1;
+        if state.late_count >= LATE_MAX && state.reads.is_none() {
+            let why = format!("{LATE_MAX} reads in a row were not answered in time");
+            state.fail(Way::Read, why, self.clock.now());
+        }
+    }
+
+    /// The time after which a read is tried another way.
+    pub(super) fn patience(&self) -> Duration {
+        let estimate = self.state.lock().latency;
+        let estimate = estimate.map_or(PATIENCE_MAX, |it| it.mean + it.deviation * 4);
+        estimate.clamp(PATIENCE_MIN, PATIENCE_MAX)
+    }
+
+    /// The cause of the last failure, while it lasts.
+    pub(super) fn failure(&self) -> Option<String> {
+        let state = self.state.lock();
+        let failing = state.reads.as_ref().or(state.writes.as_ref());
+        failing.map(|failing| failing.why.clone())
+    }
+}
+
+/// Whether the error is the answer of a store that works.
+fn is_answer(error: &Error) -> bool {
+    matches!(error, Error::NotFound { .. } | Error::AlreadyExists { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::env::ManualClock;
+
+    fn failed() -> Result<()> {
+        Err(Error::Generic { store: "test", source: "no disk".into() })
+    }
+
+    fn advance(clock: &ManualClock, millis: u64) {
+        clock.advance(Duration::from_millis(millis));
+    }
+
+    #[test]
+    fn store_that_fails_is_asked_again_after_growing_pauses_by_one_at_a_time() {
+        let clock = ManualClock::new();
+        let health = Health::new(Arc::new(clock.clone()));
+        assert!(health.may_ask(Way::Read) && health.may_ask(Way::Read));
+        health.note(Way::Read, &failed());
+        health.note(Way::Read, &failed());
+        assert!(health.failure().is_some_and(|why| why.contains("no disk")));
+        assert!(health.may_ask(Way::Write), "reads say nothing of writes");
+        advance(&clock, 999);
+        assert!(!health.may_ask(Way::Read));
+        advance(&clock, 1);
+        assert!(health.may_ask(Way::Read));
+        assert!(!health.may_ask(Way::Read), "one request has the turn");
+        advance(&clock, 1000);
+        health.note(Way::Read, &failed());
+        advance(&clock, 1999);
+        assert!(!health.may_ask(Way::Read), "the pause has doubled");
+        for _ in 0..9 {
+            advance(&clock, 30_000);
+            assert!(health.may_ask(Way::Read));
+            advance(&clock, 30_000);
+            health.note(Way::Read, &failed());
+        }
+        advance(&clock, 30_000);
+        assert!(health.may_ask(Way::Read), "30 s at most");
+        let not_found = Error::NotFound { path: "x".to_owned(), source: "gone".into() };
+        health.note::<()>(Way::Read, &Err(not_found));
+        assert!(!health.is_failing(Way::Read) && health.failure().is_none());
+        // A full disk, for instance: it is read as ever. One that was not mounted takes writes when it is back.
+        health.note(Way::Write, &failed());
+        health.note(Way::Read, &Ok(()));
+        assert!(health.is_failing(Way::Write) && health.failure().is_some());
+        health.note(Way::Read, &failed());
+        health.note(Way::Read, &Ok(()));
+        assert!(!health.is_failing(Way::Write));
+    }
+
+    #[test]
+    fn patience_follows_the_reads_and_late_ones_in_a_row_are_a_failure() {
+        let health = Health::new(Arc::new(ManualClock::new()));
+        assert_eq!(health.patience(), PATIENCE_MAX);
+        for _ in 0..100 {
+            health.note_time(Duration::from_micros(100));
+        }
+        assert_eq!(health.patience(), PATIENCE_MIN);
+        for _ in 0..100 {
+            health.note_time(Duration::from_millis(20));
+        }
+        let patience = health.patience();
+        assert!((20..25).contains(&patience.as_millis()), "{patience:?}");
+        for _ in 0..9 {
+            health.note_late();
+            health.note_late();
+            health.note_time(Duration::from_millis(20));
+        }
+        assert!(!health.is_failing(Way::Read));
+        (0..3).for_each(|_| health.note_late());
+        assert!(health.is_failing(Way::Read));
+    }
+}
