@@ -15,7 +15,7 @@ use tiering::KeyId;
 use tiering::map::records::{
     NamedSpillFile, Root, SegmentRecord, decode_live, decode_stalled, encode_live, encode_stalled,
 };
-use tiering::segment::{Fragments, Placement, SegmentInfo, SegmentNumber};
+use tiering::segment::{FragmentPlace, Fragments, Placement, SegmentInfo, SegmentNumber};
 use uuid::Uuid;
 
 fn client(number: u128) -> ClientRecord {
@@ -116,9 +116,10 @@ fn map_record() {
         data: 4,
         parity: 2,
         codec: 2,
-        generation: 9,
         ends: vec![2500, 2500, 7000, 10_000],
-        stores: vec![3, 1, 2, 9, Fragments::NOWHERE, 7],
+        places: [3, 1, 2, 9, Fragments::NOWHERE, 7]
+            .map(|store| FragmentPlace { store, generation: 9 })
+            .to_vec(),
     };
     let placement = Placement::Fragments(std::sync::Arc::new(fragments));
     let coded = SegmentRecord { placement, ..segment(KeyId(9)) };

@@ -117,17 +117,30 @@ pub struct Fragments {
     pub parity: u8,
     /// How they are made: see docs/format-fragment.md.
     pub codec: u8,
-    /// Counts the placements of the segment, from 1.
-    pub generation: u64,
     /// The end of the piece of each data fragment, in order; the last one is the object's length.
     pub ends: Vec<u32>,
-    /// The store of each fragment, by index; [`Fragments::NOWHERE`] for one that is not stored.
-    pub stores: Vec<u32>,
+    /// The place of each fragment, by index.
+    pub places: Vec<FragmentPlace>,
+}
+
+/// Where a fragment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FragmentPlace {
+    /// The number of its store; [`Fragments::NOWHERE`] if it is not stored.
+    pub store: u32,
+    /// Counts the places where the fragments of the segment have been, from 1. It is part of the fragment's
+    /// name, so a late deletion of an earlier place does not find a fragment that has come back.
+    pub generation: u64,
 }
 
 impl Fragments {
     /// In place of the number of a store: the fragment is not stored, and has to be made.
     pub const NOWHERE: u32 = 0;
+
+    /// The numbers of the stores, by the index of the fragment.
+    pub fn stores(&self) -> impl Iterator<Item = u32> + '_ {
+        self.places.iter().map(|place| place.store)
+    }
 }
 
 /// A segment, and where its bytes are: all that is needed to read it.

@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tiering::listing::OBJECT_COUNT_MAX;
 use tiering::segment::{
-    Fragments, Placement, SealedSegment, SegmentInfo, SegmentName, StoredSegment,
+    FragmentPlace, Fragments, Placement, SealedSegment, SegmentInfo, SegmentName, StoredSegment,
 };
 use tiering::segment_store::{Leftover, Listed, ObjectSegments, SegmentStore};
 
@@ -205,7 +205,7 @@ impl CodedSegments {
         match placement {
             Placement::Object => false,
             Placement::Fragments(fragments) => {
-                fragments.stores.iter().all(|id| self.member(*id).is_none())
+                fragments.stores().all(|id| self.member(id).is_none())
             }
         }
     }
@@ -342,11 +342,11 @@ fn too_few(scheme: Scheme, count: usize) -> Error {
 }
 
 fn names(name: &SegmentName, fragments: &Fragments) -> Vec<(u32, FragmentName)> {
-    let generation = fragments.generation;
-    let name = |(index, id): (usize, &u32)| {
-        Some((*id, FragmentName { segment: *name, generation, index: u8::try_from(index).ok()? }))
+    let name = |(index, place): (usize, &FragmentPlace)| {
+        let (generation, index) = (place.generation, u8::try_from(index).ok()?);
+        Some((place.store, FragmentName { segment: *name, generation, index }))
     };
-    fragments.stores.iter().enumerate().filter_map(name).collect()
+    fragments.places.iter().enumerate().filter_map(name).collect()
 }
 
 #[async_trait::async_trait]

@@ -15,7 +15,7 @@ use super::snapshots::{self, Prune};
 use crate::dedup::Found;
 use crate::dedup::fingerprints::{self, FrameFingerprints};
 use crate::keys::KeyId;
-use crate::segment::{Fragments, FrameAt, Placement, SegmentInfo, SegmentNumber};
+use crate::segment::{FragmentPlace, Fragments, FrameAt, Placement, SegmentInfo, SegmentNumber};
 use block::seal::{Algorithm, PoolKey};
 use block::{Epoch, Lsn, VolumeId};
 use std::collections::BTreeMap;
@@ -398,9 +398,12 @@ fn golden_metadata_of_fragments() {
         data: 2,
         parity: 1,
         codec: 2,
-        generation: 5,
         ends: vec![500_000, 1_000_000],
-        stores: vec![0x0102_0304, Fragments::NOWHERE, 7],
+        places: vec![
+            FragmentPlace { store: 0x0102_0304, generation: 5 },
+            FragmentPlace { store: Fragments::NOWHERE, generation: 1 },
+            FragmentPlace { store: 7, generation: 6 },
+        ],
     };
     let fields: Fields = &[
         ("version", 1),
@@ -414,12 +417,14 @@ fn golden_metadata_of_fragments() {
         ("data fragments", 1),
         ("parity fragments", 1),
         ("codec", 1),
-        ("generation", 8),
         ("end of piece 0", 4),
         ("end of piece 1", 4),
         ("store of fragment 0", 4),
+        ("generation of fragment 0", 8),
         ("store of fragment 1", 4),
+        ("generation of fragment 1", 8),
         ("store of fragment 2", 4),
+        ("generation of fragment 2", 8),
     ];
     let placement = Placement::Fragments(Arc::new(fragments.clone()));
     let record = SegmentRecord { info, placement, block_count: 800 };

@@ -9,7 +9,8 @@
 use super::keys::{ROOT_KEY, corrupt, live_key, segment_key, stalled_key};
 use crate::keys::KeyId;
 use crate::segment::{
-    Fragments, FrameAt, FrameRef, Placement, SegmentInfo, SegmentNumber, StoredSegment,
+    FragmentPlace, Fragments, FrameAt, FrameRef, Placement, SegmentInfo, SegmentNumber,
+    StoredSegment,
 };
 use crate::segment_store::Leftover;
 use block::seal::Algorithm;
@@ -26,8 +27,10 @@ const KEYED_SEGMENT_VERSION: u8 = 2;
 const KEYED_SEGMENT_BYTES: usize = SEGMENT_BYTES + 4;
 /// Version for a segment in fragments: the fields of the keyed version, and the placement.
 const CODED_SEGMENT_VERSION: u8 = 3;
-/// Bytes of a placement before its lists of numbers.
-const PLACEMENT_BYTES: usize = 1 + 1 + 1 + 8;
+/// Bytes of a placement before its lists.
+const PLACEMENT_BYTES: usize = 1 + 1 + 1;
+/// Bytes of a place: the number of the store, and the generation.
+const PLACE_BYTES: usize = 4 + 8;
 /// Most fragments of a segment. Chosen by hand: above those of any scheme.
 const FRAGMENTS_MAX: usize = 64;
 const LIVE_VERSION: u8 = 1;
@@ -193,9 +196,12 @@ impl SegmentRecord {
         }
         if let Placement::Fragments(fragments) = &self.placement {
             bytes.extend_from_slice(&[fragments.data, fragments.parity, fragments.codec]);
-            bytes.extend_from_slice(&fragments.generation.to_le_bytes());
-            for number in fragments.ends.iter().chain(&fragments.stores) {
-                bytes.extend_from_slice(&number.to_le_bytes());
+            for end in &fragments.ends {
+                bytes.extend_from_slice(&end.to_le_bytes());
+            }
+            for place in &fragments.places {
+                bytes.extend_from_slice(&place.store.to_le_bytes());
+                bytes.extend_from_slice(&place.generation.to_le_bytes());
             }
         }
         bytes
@@ -243,20 +249,23 @@ impl SegmentRecord {
 fn decode_fragments(bytes: &[u8]) -> Option<Fragments> {
     let (data, parity, codec) = (*bytes.first()?, *bytes.get(1)?, *bytes.get(2)?);
     let (data_count, count) = (usize::from(data), usize::from(data) + usize::from(parity));
-    let (numbers, rest) = bytes.get(PLACEMENT_BYTES..)?.as_chunks::<4>();
     let is_possible = data > 0 && parity > 0 && count <= FRAGMENTS_MAX;
-    if !is_possible || numbers.len() != data_count + count || !rest.is_empty() {
+    let (ends, places) = bytes.get(PLACEMENT_BYTES..)?.split_at_checked(4 * data_count)?;
+    let (ends, places) = (ends.as_chunks::<4>().0, places.as_chunks::<PLACE_BYTES>());
+    if !is_possible || places.0.len() != count || !places.1.is_empty() {
         return None;
     }
-    let numbers: Vec<u32> = numbers.iter().map(|number| u32::from_le_bytes(*number)).collect();
-    let (ends, stores) = numbers.split_at(data_count);
+    let ends: Vec<u32> = ends.iter().map(|end| u32::from_le_bytes(*end)).collect();
+    let place = |place: &[u8; PLACE_BYTES]| {
+        let generation = u64_at(place, 4).filter(|generation| *generation != 0)?;
+        Some(FragmentPlace { store: u32_at(place, 0)?, generation })
+    };
     Some(Fragments {
         data,
         parity,
         codec,
-        generation: u64_at(bytes, 3).filter(|generation| *generation != 0)?,
-        ends: ends.is_sorted().then(|| ends.to_vec())?,
-        stores: stores.to_vec(),
+        ends: ends.is_sorted().then_some(ends)?,
+        places: places.0.iter().map(place).collect::<Option<Vec<_>>>()?,
     })
 }
 
@@ -335,9 +344,10 @@ mod tests {
             data: 4,
             parity: 2,
             codec: 2,
-            generation: 9,
             ends: vec![250_000, 250_000, 700_000, 1_000_000],
-            stores: vec![3, 1, 2, 9, Fragments::NOWHERE, 7],
+            places: [3, 1, 2, 9, Fragments::NOWHERE, 7]
+                .map(|store| FragmentPlace { store, generation: 9 })
+                .to_vec(),
         };
         for key in [KeyId::POOL, KeyId(5)] {
             let info = SegmentInfo { key, ..info };
@@ -349,8 +359,8 @@ mod tests {
             assert_eq!((read.info, &*found), (info, &fragments));
             assert!(SegmentRecord::decode(8, &bytes[..bytes.len() - 1]).is_err());
             assert!(SegmentRecord::decode(8, &[&bytes[..], &[0]].concat()).is_err());
-            // No data, too many fragments, no generation, ends out of order or of another object.
-            for (at, byte) in [(42, 0), (43, 0), (43, 80), (45, 0), (56, 1), (65, 9)] {
+            // No data, too many fragments, ends out of order or of another object, no generation.
+            for (at, byte) in [(42, 0), (43, 0), (43, 80), (48, 1), (57, 9), (65, 0)] {
                 let mut wrong = bytes.clone();
                 wrong[at] = byte;
                 assert!(SegmentRecord::decode(8, &wrong).is_err(), "byte {at}");

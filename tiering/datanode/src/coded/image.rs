@@ -6,7 +6,7 @@ use erasure::fragment::{FragmentHeader, FragmentOwner};
 use erasure::{Cuts, Scheme, codec};
 use object_store::{Error, Result};
 use tiering::segment::read::walk_frames;
-use tiering::segment::{Fragments, SegmentId, SegmentName};
+use tiering::segment::{FragmentPlace, Fragments, SegmentId, SegmentName};
 
 /// A segment below this number of bytes for each data fragment is stored whole on several stores. Chosen by
 /// hand: a few frames in each fragment.
@@ -34,7 +34,7 @@ impl CodedFragment {
 pub(super) struct CodedImage {
     pub(super) scheme: Scheme,
     cuts: Cuts,
-    generation: u64,
+    generations: Vec<u64>,
     pub(super) fragments: Vec<CodedFragment>,
 }
 
@@ -57,14 +57,14 @@ impl CodedImage {
         borders.push(end);
         let len = u32::try_from(object.len()).map_err(|_| failed("a segment is too long"))?;
         let cuts = Cuts::new(scheme, len, &borders);
-        CodedImage::with_cuts(scheme, cuts, 1, owner, &object)
+        CodedImage::with_cuts(scheme, cuts, vec![1; scheme.fragments()], owner, &object)
     }
 
-    /// Codes a segment for a placement that is known.
+    /// Codes a segment for a placement that is known, with the generation of each fragment.
     pub(super) fn with_cuts(
         scheme: Scheme,
         cuts: Cuts,
-        generation: u64,
+        generations: Vec<u64>,
         owner: FragmentOwner,
         object: &Bytes,
     ) -> Result<CodedImage> {
@@ -75,7 +75,7 @@ impl CodedImage {
                 owner,
                 scheme,
                 index: u8::try_from(index).expect("a scheme has few fragments"),
-                generation,
+                generation: generations[index],
                 cuts: cuts.clone(),
                 directory_bytes: u32::try_from(directory.len()).expect("within the segment"),
             };
@@ -88,12 +88,13 @@ impl CodedImage {
             CodedFragment { header, payload, trailer: trailer.into() }
         };
         let fragments = payloads.into_iter().enumerate().map(fragment).collect();
-        Ok(CodedImage { scheme, cuts, generation, fragments })
+        Ok(CodedImage { scheme, cuts, generations, fragments })
     }
 
     pub(super) fn name(&self, segment: &SegmentName, index: usize) -> FragmentName {
+        let generation = self.generations[index];
         let index = u8::try_from(index).expect("a scheme has few fragments");
-        FragmentName { segment: *segment, generation: self.generation, index }
+        FragmentName { segment: *segment, generation, index }
     }
 
     pub(super) fn placement(&self, stores: Vec<u32>) -> Fragments {
@@ -102,9 +103,12 @@ impl CodedImage {
             data: count(self.scheme.data()),
             parity: count(self.scheme.parity()),
             codec: self.scheme.codec() as u8,
-            generation: self.generation,
             ends: self.cuts.ends().to_vec(),
-            stores,
+            places: stores
+                .into_iter()
+                .zip(&self.generations)
+                .map(|(store, generation)| FragmentPlace { store, generation: *generation })
+                .collect(),
         }
     }
 }

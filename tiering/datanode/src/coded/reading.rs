@@ -36,7 +36,7 @@ impl Coded {
         let known = || {
             let scheme = Scheme::new(fragments.data, fragments.parity)?;
             let is_known = CodecId::from_number(fragments.codec) == Some(scheme.codec())
-                && fragments.stores.len() == scheme.fragments();
+                && fragments.places.len() == scheme.fragments();
             let cuts = Cuts::from_ends(scheme, &fragments.ends).filter(|_| is_known)?;
             Some(Coded { name: *name, scheme, cuts, fragments: Arc::clone(fragments) })
         };
@@ -48,8 +48,9 @@ impl Coded {
     }
 
     fn fragment(&self, index: usize) -> FragmentName {
+        let generation = self.fragments.places[index].generation;
         let index = u8::try_from(index).expect("a scheme has few fragments");
-        FragmentName { segment: self.name, generation: self.fragments.generation, index }
+        FragmentName { segment: self.name, generation, index }
     }
 
     fn payload_bytes(&self, index: usize) -> usize {
@@ -97,7 +98,7 @@ impl CodedSegments {
     /// The fragments, those on stores that work first.
     fn well_first(&self, coded: &Coded, fragments: impl Iterator<Item = usize>) -> Vec<usize> {
         let is_well = |index: &usize| {
-            let member = self.member(coded.fragments.stores[*index]);
+            let member = self.member(coded.fragments.places[*index].store);
             member.is_some_and(|member| !member.health().is_failing(Way::Read))
         };
         let (well, failing): (Vec<_>, Vec<_>) = fragments.partition(is_well);
@@ -112,7 +113,7 @@ impl CodedSegments {
         range: Range<usize>,
         is_verified: bool,
     ) -> Result<Bytes> {
-        let member = self.member(coded.fragments.stores[index]);
+        let member = self.member(coded.fragments.places[index].store);
         let Some(member) = member.filter(|member| member.health().may_ask(Way::Read)) else {
             // Nothing of the store is known, or it fails: it is asked only if the others are not enough.
             let lost = match self.recover(coded, index, &range, is_verified).await {
@@ -190,7 +191,7 @@ impl CodedSegments {
         };
         let patience = |indexes: &[usize]| {
             let members = indexes.iter().filter_map(|index| {
-                self.member(coded.fragments.stores[*index]).map(|it| it.health().patience())
+                self.member(coded.fragments.places[*index].store).map(|it| it.health().patience())
             });
             members.max().unwrap_or_default()
         };
@@ -233,7 +234,7 @@ impl CodedSegments {
         range: Range<usize>,
         is_verified: bool,
     ) -> Result<Bytes> {
-        let id = coded.fragments.stores[index];
+        let id = coded.fragments.places[index].store;
         if id == Fragments::NOWHERE {
             return Err(coded.not_found());
         }
@@ -274,7 +275,7 @@ impl CodedSegments {
         let header = FragmentHeader::decode(whole).map_err(failed_by)?;
         let place = u8::try_from(index).expect("a scheme has few fragments");
         let owner = self.owner(&coded.name);
-        let is_it = header.is_of(&owner, place, coded.fragments.generation)
+        let is_it = header.is_of(&owner, place, coded.fragments.places[index].generation)
             && (header.scheme, &header.cuts) == (coded.scheme, &coded.cuts);
         match (is_it || seeded_bugs().header_unchecked) && whole.len() == header.fragment_bytes() {
             true => Ok(header),
@@ -290,15 +291,15 @@ impl CodedSegments {
 
     /// Writes the fragments of a placement again that are not as they should be.
     pub(super) async fn write_again(&self, coded: &Coded, object: Bytes) -> Result<()> {
-        let (scheme, cuts, generation) =
-            (coded.scheme, coded.cuts.clone(), coded.fragments.generation);
+        let (scheme, cuts) = (coded.scheme, coded.cuts.clone());
+        let generations = coded.fragments.places.iter().map(|place| place.generation).collect();
         let owner = self.owner(&coded.name);
         let coding = tokio::task::spawn_blocking(move || {
-            CodedImage::with_cuts(scheme, cuts, generation, owner, &object)
+            CodedImage::with_cuts(scheme, cuts, generations, owner, &object)
         });
         let image = coding.await.map_err(|cause| Error::JoinError { source: cause })??;
         for (index, fragment) in image.fragments.iter().enumerate() {
-            let Some(member) = self.member(coded.fragments.stores[index]) else { continue };
+            let Some(member) = self.member(coded.fragments.places[index].store) else { continue };
             let (name, parts) = (coded.fragment(index), fragment.parts());
             match member.put(&name, parts.clone()).await {
                 Err(Error::AlreadyExists { .. }) => {
@@ -313,8 +314,8 @@ impl CodedSegments {
 
     /// The length of the image, if enough fragments are there with their lengths.
     pub(super) async fn size_of(&self, coded: &Coded) -> Result<u64> {
-        let sizes = coded.fragments.stores.iter().enumerate().filter_map(|(index, id)| {
-            let member = self.member(*id)?;
+        let sizes = coded.fragments.stores().enumerate().filter_map(|(index, id)| {
+            let member = self.member(id)?;
             Some(async move { member.size(&coded.fragment(index)).await })
         });
         let mut lost = coded.not_found();

@@ -148,8 +148,8 @@ async fn healthy_read_of_a_frame_is_one_request() {
     let (sealed, frames) = segment(1, 60);
     let stored = world.put(&sealed).await;
     let fragments = fragments(&stored);
-    assert_eq!((fragments.data, fragments.parity, fragments.generation), (4, 2, 1));
-    let mut used = fragments.stores.clone();
+    assert_eq!((fragments.data, fragments.parity), (4, 2));
+    let mut used: Vec<u32> = fragments.stores().collect();
     used.sort_unstable();
     assert_eq!(used, [1, 2, 3, 4, 5, 6]);
     world.stores.iter().for_each(|store| drop(store.take_requests()));
@@ -268,13 +268,13 @@ async fn store_that_fails_is_replaced_and_without_another_one_the_debt_is_record
     let (sealed, frames) = segment(7, 40);
     world.kill(4);
     let stored = world.put(&sealed).await;
-    assert!(!fragments(&stored).stores.contains(&4), "{stored:?}");
-    assert!(!fragments(&stored).stores.contains(&Fragments::NOWHERE));
+    assert!(!fragments(&stored).stores().any(|id| id == 4), "{stored:?}");
+    assert!(!fragments(&stored).stores().any(|id| id == Fragments::NOWHERE));
     // Two stores away, and no substitute for one of them.
     world.kill(5);
     let (second, second_frames) = segment(8, 40);
     let in_debt = world.put(&second).await;
-    let missing = fragments(&in_debt).stores.iter().filter(|id| **id == Fragments::NOWHERE).count();
+    let missing = fragments(&in_debt).stores().filter(|id| *id == Fragments::NOWHERE).count();
     assert_eq!((missing, world.coded.counts().missing_writes), (1, 1));
     reads_right(&world, &in_debt, &second, &second_frames).await;
     // With a third one gone, a later loss would be final.
@@ -283,7 +283,7 @@ async fn store_that_fails_is_replaced_and_without_another_one_the_debt_is_record
     assert!(world.coded.put(&third).await.is_err());
     world.heal().await;
     let again = world.put(&third).await;
-    assert!(!fragments(&again).stores.contains(&Fragments::NOWHERE));
+    assert!(!fragments(&again).stores().any(|id| id == Fragments::NOWHERE));
     reads_right(&world, &stored, &sealed, &frames).await;
 }
 
@@ -301,7 +301,7 @@ async fn no_two_fragments_share_a_domain() {
         let placement = coded.put(&sealed).await.expect("three racks");
         let Placement::Fragments(fragments) = placement else { panic!("{placement:?}") };
         let racks: std::collections::BTreeSet<u32> =
-            fragments.stores.iter().map(|id| (id - 1) % 3).collect();
+            fragments.stores().map(|id| (id - 1) % 3).collect();
         assert_eq!(racks.len(), 3, "{fragments:?}");
     }
     // Three racks are too few for six fragments: five would be needed at least.
@@ -316,8 +316,8 @@ async fn small_segment_is_stored_whole() {
     let (sealed, frames) = segment(10, 3);
     let stored = world.put(&sealed).await;
     let fragments = fragments(&stored);
-    assert_eq!((fragments.data, fragments.parity, fragments.stores.len()), (1, 2, 3));
-    let two = fragments.stores[..2].to_vec();
+    assert_eq!((fragments.data, fragments.parity, fragments.places.len()), (1, 2, 3));
+    let two: Vec<u32> = fragments.stores().take(2).collect();
     two.into_iter().for_each(|id| world.kill(id));
     reads_right(&world, &stored, &sealed, &frames).await;
 }
@@ -410,7 +410,7 @@ async fn store_whose_witness_is_gone_is_away_and_not_empty() {
     // The deletion took the fragments of the other three, so this one is gone; a new one is as ever.
     let (sealed, frames) = segment(16, 40);
     let stored = world.put(&sealed).await;
-    assert!(!fragments(&stored).stores.contains(&Fragments::NOWHERE));
+    assert!(!fragments(&stored).stores().any(|id| id == Fragments::NOWHERE));
     reads_right(&world, &stored, &sealed, &frames).await;
 }
 
@@ -445,7 +445,7 @@ async fn read_of_a_store_that_hangs_is_decoded_and_the_store_is_not_asked_each_t
     for _ in 0..5 {
         reads_right(&world, &stored, &sealed, &frames).await;
     }
-    let hanging = fragments(&stored).stores[1];
+    let hanging = fragments(&stored).places[1].store;
     world.store(hanging).add(Rule { op: None, ..Rule::for_good(Op::Get, "", Answer::Hang) });
     for _ in 0..5 {
         reads_right(&world, &stored, &sealed, &frames).await;
@@ -470,7 +470,7 @@ async fn with_one_parity_fragment_writes_go_on_without_a_store() {
     world.kill(2);
     let (sealed, frames) = segment(19, 40);
     let stored = world.put(&sealed).await;
-    let missing = fragments(&stored).stores.iter().filter(|id| **id == Fragments::NOWHERE).count();
+    let missing = fragments(&stored).stores().filter(|id| *id == Fragments::NOWHERE).count();
     assert_eq!(missing, 1);
     reads_right(&world, &stored, &sealed, &frames).await;
     world.kill(3);
