@@ -33,6 +33,9 @@ use tiering::segment_store::SegmentStore;
 
 /// Subject of the condition that the data stores are too few.
 const POOL: &str = "pool";
+/// Time for which a store must have failed before segments go without the fragments that it would get. Chosen by
+/// hand: longer than a connection takes to be made again, and short for a log that fills meanwhile.
+const DEBT_AFTER: Duration = Duration::from_secs(10);
 /// How long a look at the identity of a bucket counts. Chosen by hand: buckets are not unmounted.
 const BUCKET_LOOK: Duration = Duration::from_secs(10);
 
@@ -216,6 +219,7 @@ impl OpenedStores {
             objects: asked.objects.clone(),
             clock: asked.clock.clone(),
             conditions: asked.conditions.clone(),
+            debt_after: DEBT_AFTER,
         };
         Ok(OpenedStores { segments: Arc::new(CodedSegments::new(options)), list, places })
     }

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - A placement is returned once every fragment that it names is on stable storage, on stores of distinct
-//!   failure domains, and one more than are needed to read the segment; with a single parity fragment,
-//!   as many as are needed.
+//!   failure domains. It lacks fragments only while stores have failed for long, and has at least one more
+//!   than are needed to read the segment; with a single parity fragment, as many as are needed.
 //! - A range of a lost fragment is decoded from the same range of others. If too few are left, the read
 //!   fails with the error of a store.
 //! - A segment whose stores are all those of another pool is an object: the pool was restored from a copy.
@@ -15,6 +15,7 @@ mod reading;
 
 use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment};
 use crate::placing::{StoreId, StoreInfo, candidates};
+use crate::seeded_bugs::seeded_bugs;
 use block::conditions::Report;
 use block::env::Clock;
 use block::{ConditionKind, Conditions};
@@ -29,10 +30,11 @@ use member::Member;
 use object_store::{Error, Result};
 use parking_lot::Mutex;
 use reading::Coded;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tiering::listing::OBJECT_COUNT_MAX;
 use tiering::segment::{
     FragmentPlace, Fragments, Placement, SealedSegment, SegmentInfo, SegmentName, StoredSegment,
@@ -69,6 +71,9 @@ pub struct CodedOptions {
     pub clock: Arc<dyn Clock>,
     /// Registry for stores that are away.
     pub conditions: Conditions,
+    /// Time for which a store must have failed before a segment goes without the fragment that it would get.
+    /// Until then the write fails, and its caller tries again.
+    pub debt_after: Duration,
 }
 
 /// The state of a store.
@@ -80,6 +85,8 @@ pub struct StoreState {
     pub name: String,
     /// The cause of the last failure, while it fails.
     pub failure: Option<String>,
+    /// Why others are asked first although it works: its answers are late.
+    pub lateness: Option<String>,
 }
 
 /// A loss pattern: the scheme, the lost fragment, and those that are read instead.
@@ -121,6 +128,7 @@ pub struct CodedSegments {
     /// Segments that are objects: written before the pool had stores of fragments, or read from a copy.
     objects: ObjectSegments,
     conditions: Conditions,
+    debt_after: Duration,
     patterns: Mutex<HashMap<PatternKey, Arc<Pattern>>>,
     counters: Counters,
 }
@@ -129,7 +137,7 @@ impl CodedSegments {
     /// Makes the store of a pool's segments.
     #[must_use]
     pub fn new(options: CodedOptions) -> CodedSegments {
-        let CodedOptions { pool, scheme, stores, objects, clock, conditions } = options;
+        let CodedOptions { pool, scheme, stores, objects, clock, conditions, debt_after } = options;
         let member = |NamedStore { info, name, store }: NamedStore| {
             (info.id, Arc::new(Member::new(info, name, store, Arc::clone(&clock))))
         };
@@ -139,6 +147,7 @@ impl CodedSegments {
             stores: stores.into_iter().map(member).collect(),
             objects,
             conditions,
+            debt_after,
             patterns: Mutex::default(),
             counters: Counters::default(),
         }
@@ -167,6 +176,7 @@ impl CodedSegments {
             info: member.info.clone(),
             name: member.name.clone(),
             failure: member.health().failure(),
+            lateness: member.health().lateness(),
         };
         self.stores.values().map(state).collect()
     }
@@ -238,6 +248,15 @@ impl CodedSegments {
         well.iter().copied().chain(failing).collect()
     }
 
+    /// The number of failure domains with a store that takes fragments, or has failed to for a short while only.
+    fn able_domains(&self) -> usize {
+        let able = self.stores.values().filter(|member| {
+            let failing_for = member.health().failing_for();
+            member.info.weight > 0 && (failing_for.is_zero() || failing_for < self.debt_after)
+        });
+        able.map(|member| member.info.domain.as_str()).collect::<BTreeSet<_>>().len()
+    }
+
     /// Writes the fragments of a segment. A store that fails is replaced by the next one.
     async fn write(&self, info: &SegmentInfo, object: Bytes) -> Result<Placement> {
         let (owner, scheme) = (self.owner(&info.name()), self.scheme);
@@ -292,7 +311,9 @@ impl CodedSegments {
         }
         drop(writing);
         let missing = stores.iter().filter(|store| **store == Fragments::NOWHERE).count();
-        if count - missing < count_min {
+        if count - missing < count_min
+            || (missing > 0 && self.able_domains() >= count && !seeded_bugs().debt_at_once)
+        {
             return Err(failure.unwrap_or_else(|| too_few(image.scheme, self.stores.len())));
         }
         self.counters.missing_writes.fetch_add(missing as u64, Ordering::Relaxed);

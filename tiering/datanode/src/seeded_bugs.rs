@@ -1,8 +1,15 @@
 //! Bugs put into the placement of fragments on purpose, so that the tests can show that they find them.
 
 block::seeded_bugs! {
+    /// A segment goes without a fragment as soon as a store fails.
+    debt_at_once: "debt-at-once",
     /// Two fragments of a segment may be in one failure domain.
     domain_shared: "domain-shared",
     /// A fragment is taken for the wanted one whatever its header says.
     header_unchecked: "header-unchecked",
+    /// A directory without the store's identity counts as the store.
+    witness_unchecked: "witness-unchecked",
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 //! Invariants:
 //! - A store that fails is asked again from time to time, by one request at a time, and counts as well with
 //!   the first answer.
+//! - A store that is only late is not asked first, and is not away: it gets new fragments as ever.
 //! - The estimate only decides when another way is tried. No read fails because of it.
 
 use block::env::Clock;
@@ -41,6 +42,8 @@ pub(super) struct Health {
 struct State {
     reads: Option<Failing>,
     writes: Option<Failing>,
+    /// Several reads in a row were late.
+    late: Option<Failing>,
     late_count: u32,
     latency: Option<Latency>,
 }
@@ -48,6 +51,7 @@ struct State {
 #[derive(Clone, Debug)]
 struct Failing {
     why: String,
+    since: Instant,
     pause: Duration,
     again_at: Instant,
 }
@@ -66,11 +70,23 @@ impl State {
             Way::Write => &mut self.writes,
         }
     }
+}
 
-    fn fail(&mut self, way: Way, why: String, now: Instant) {
-        let failing = self.failing(way);
-        let pause = failing.as_ref().map_or(PAUSE, |failing| (failing.pause * 2).min(PAUSE_MAX));
-        *failing = Some(Failing { why, pause, again_at: now + pause });
+impl Failing {
+    /// A failure at `now`, after an earlier one if there was one.
+    fn after(earlier: Option<&Failing>, why: String, now: Instant) -> Failing {
+        let pause = earlier.map_or(PAUSE, |earlier| (earlier.pause * 2).min(PAUSE_MAX));
+        let since = earlier.map_or(now, |earlier| earlier.since);
+        Failing { why, since, pause, again_at: now + pause }
+    }
+
+    /// Whether it is time to ask the store again. Whoever is told so has the turn.
+    fn take_turn(&mut self, now: Instant) -> bool {
+        let is_due = now >= self.again_at;
+        if is_due {
+            self.again_at = now + self.pause;
+        }
+        is_due
     }
 }
 
@@ -81,20 +97,29 @@ impl Health {
 
     /// Whether a request may go to the store: it is well, or it is time for one to ask it again.
     pub(super) fn may_ask(&self, way: Way) -> bool {
-        let now = self.clock.now();
-        match self.state.lock().failing(way) {
-            Some(failing) if now < failing.again_at => false,
-            Some(failing) => {
-                failing.again_at = now + failing.pause;
-                true
-            }
-            None => true,
-        }
+        let (mut state, now) = (self.state.lock(), self.clock.now());
+        let may = state.failing(way).as_mut().is_none_or(|failing| failing.take_turn(now));
+        let is_late = way == Way::Read && state.late.is_some();
+        may && (!is_late || state.late.as_mut().is_none_or(|late| late.take_turn(now)))
     }
 
     /// Whether the store fails, without taking the turn to ask it again.
     pub(super) fn is_failing(&self, way: Way) -> bool {
         self.state.lock().failing(way).is_some()
+    }
+
+    /// Whether others are asked first.
+    pub(super) fn is_avoided(&self) -> bool {
+        let state = self.state.lock();
+        state.reads.is_some() || state.late.is_some()
+    }
+
+    /// How long the store has failed to be read or written.
+    pub(super) fn failing_for(&self) -> Duration {
+        let state = self.state.lock();
+        let since =
+            [&state.reads, &state.writes].into_iter().flatten().map(|failing| failing.since);
+        since.min().map_or(Duration::ZERO, |since| self.clock.since(since))
     }
 
     /// Notes an answer. What is not stored is an answer, too. Returns true if the store fails from now on.
@@ -119,7 +144,8 @@ impl Health {
         let is_first = state.failing(way).is_none();
         // A later failure of requests that began together says nothing new.
         if state.failing(way).as_ref().is_none_or(|failing| now >= failing.again_at) {
-            state.fail(way, tiering::one_line(why), now);
+            let failing = state.failing(way);
+            *failing = Some(Failing::after(failing.as_ref(), tiering::one_line(why), now));
         }
         is_first
     }
@@ -127,7 +153,7 @@ impl Health {
     /// Notes the time of a read that was answered.
     pub(super) fn note_time(&self, taken: Duration) {
         let mut state = self.state.lock();
-        state.late_count = 0;
+        (state.late_count, state.late) = (0, None);
         state.latency = Some(match state.latency {
             None => Latency { mean: taken, deviation: taken / 2 },
             Some(Latency { mean, deviation }) => Latency {
@@ -141,9 +167,10 @@ impl Health {
     pub(super) fn note_late(&self) {
         let mut state = self.state.lock();
         state.late_count += 1;
-        if state.late_count >= LATE_MAX && state.reads.is_none() {
+        if state.late_count >= LATE_MAX {
             let why = format!("{LATE_MAX} reads in a row were not answered in time");
-            state.fail(Way::Read, why, self.clock.now());
+            state.late = Some(Failing::after(state.late.as_ref(), why, self.clock.now()));
+            state.late_count = 0;
         }
     }
 
@@ -159,6 +186,11 @@ impl Health {
         let state = self.state.lock();
         let failing = state.reads.as_ref().or(state.writes.as_ref());
         failing.map(|failing| failing.why.clone())
+    }
+
+    /// Why the store is not asked first although it works.
+    pub(super) fn lateness(&self) -> Option<String> {
+        self.state.lock().late.as_ref().map(|late| late.why.clone())
     }
 }
 
@@ -236,8 +268,11 @@ mod tests {
             health.note_late();
             health.note_time(Duration::from_millis(20));
         }
-        assert!(!health.is_failing(Way::Read));
+        assert!(!health.is_avoided());
         (0..3).for_each(|_| health.note_late());
-        assert!(health.is_failing(Way::Read));
+        assert!(health.is_avoided() && !health.is_failing(Way::Read) && !health.may_ask(Way::Read));
+        assert!(health.may_ask(Way::Write) && health.failing_for() == Duration::ZERO);
+        health.note_time(Duration::from_millis(20));
+        assert!(!health.is_avoided());
     }
 }

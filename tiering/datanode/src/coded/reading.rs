@@ -99,7 +99,7 @@ impl CodedSegments {
     fn well_first(&self, coded: &Coded, fragments: impl Iterator<Item = usize>) -> Vec<usize> {
         let is_well = |index: &usize| {
             let member = self.member(coded.fragments.places[*index].store);
-            member.is_some_and(|member| !member.health().is_failing(Way::Read))
+            member.is_some_and(|member| !member.health().is_avoided())
         };
         let (well, failing): (Vec<_>, Vec<_>) = fragments.partition(is_well);
         well.into_iter().chain(failing).collect()

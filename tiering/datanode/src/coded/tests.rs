@@ -11,6 +11,7 @@ use std::time::Duration;
 use tiering::segment::{FrameAt, SegmentBuilder, SegmentNumber, SegmentSeed};
 use tiering::testing::{Answer, IllStore, Op, Rng, Rule};
 
+const DEBT_AFTER: Duration = Duration::from_secs(10);
 const POOL: [u8; 16] = *b"pool identity 16";
 
 struct World {
@@ -35,6 +36,7 @@ fn options(scheme: &str, stores: Vec<NamedStore>, objects: &Arc<InMemory>) -> Co
         objects: ObjectSegments::new(objects.clone()),
         clock: Arc::new(ManualClock::new()),
         conditions: Conditions::default(),
+        debt_after: DEBT_AFTER,
     }
 }
 
@@ -270,9 +272,11 @@ async fn store_that_fails_is_replaced_and_without_another_one_the_debt_is_record
     let stored = world.put(&sealed).await;
     assert!(!fragments(&stored).stores().any(|id| id == 4), "{stored:?}");
     assert!(!fragments(&stored).stores().any(|id| id == Fragments::NOWHERE));
-    // Two stores away, and no substitute for one of them.
+    // Two stores away, and no substitute for one of them: it may be back soon.
     world.kill(5);
     let (second, second_frames) = segment(8, 40);
+    world.coded.put(&second).await.unwrap_err();
+    world.clock.advance(DEBT_AFTER);
     let in_debt = world.put(&second).await;
     let missing = fragments(&in_debt).stores().filter(|id| *id == Fragments::NOWHERE).count();
     assert_eq!((missing, world.coded.counts().missing_writes), (1, 1));
@@ -280,6 +284,8 @@ async fn store_that_fails_is_replaced_and_without_another_one_the_debt_is_record
     // With a third one gone, a later loss would be final.
     world.kill(6);
     let (third, _) = segment(9, 40);
+    assert!(world.coded.put(&third).await.is_err());
+    world.clock.advance(DEBT_AFTER);
     assert!(world.coded.put(&third).await.is_err());
     world.heal().await;
     let again = world.put(&third).await;
@@ -457,7 +463,8 @@ async fn read_of_a_store_that_hangs_is_decoded_and_the_store_is_not_asked_each_t
     let asked = world.store(hanging).take_requests().len();
     assert_eq!(asked, 0, "the store is away, and was asked");
     let state = &world.coded.states()[hanging as usize - 1];
-    assert!(state.failure.as_ref().is_some_and(|why| why.contains("in time")), "{state:?}");
+    assert!(state.lateness.as_ref().is_some_and(|why| why.contains("in time")), "{state:?}");
+    assert_eq!(state.failure, None, "it is late, and may be written");
     world.heal().await;
     let before = world.coded.counts().degraded_reads;
     reads_right(&world, &stored, &sealed, &frames).await;
@@ -469,10 +476,15 @@ async fn with_one_parity_fragment_writes_go_on_without_a_store() {
     let world = world("2+1", 3).await;
     world.kill(2);
     let (sealed, frames) = segment(19, 40);
+    world.coded.put(&sealed).await.unwrap_err();
+    world.clock.advance(DEBT_AFTER);
     let stored = world.put(&sealed).await;
     let missing = fragments(&stored).stores().filter(|id| *id == Fragments::NOWHERE).count();
     assert_eq!(missing, 1);
     reads_right(&world, &stored, &sealed, &frames).await;
     world.kill(3);
-    assert!(world.coded.put(&segment(20, 40).0).await.is_err());
+    for _ in 0..2 {
+        assert!(world.coded.put(&segment(20, 40).0).await.is_err());
+        world.clock.advance(DEBT_AFTER);
+    }
 }

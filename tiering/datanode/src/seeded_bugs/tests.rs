@@ -1,0 +1,31 @@
+//! Runs the other tests with bugs switched on, and demands that they notice.
+
+use std::process::{Command, Stdio};
+
+/// Each bug, with a test that must fail.
+const FOUND_BY: [(&str, &str); 4] = [
+    (
+        "debt-at-once",
+        "coded::tests::store_that_fails_is_replaced_and_without_another_one_the_debt_is_recorded",
+    ),
+    ("domain-shared", "coded::tests::no_two_fragments_share_a_domain"),
+    ("header-unchecked", "coded::tests::fragment_of_another_segment_counts_for_nothing"),
+    ("witness-unchecked", "coded::tests::store_whose_witness_is_gone_is_away_and_not_empty"),
+];
+
+fn is_passed(bug: &str, test: &str) -> bool {
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    command.args(["--exact", test]).env("SPINDLE_SEEDED_BUGS", bug);
+    let output = command.stderr(Stdio::null()).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("running 1 test"), "there is no test {test}: {text}");
+    output.status.success()
+}
+
+#[test]
+fn seeded_bugs_are_found() {
+    for (bug, test) in FOUND_BY {
+        assert!(is_passed("", test), "{test} fails without a bug");
+        assert!(!is_passed(bug, test), "{test} does not find {bug}");
+    }
+}
