@@ -35,6 +35,11 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "domains_that_have_become_too_few_are_a_condition",
     ),
     (
+        "FragmentsLacking",
+        "tests/e2e/data_stores.rs",
+        "fragments_of_a_drive_that_is_lost_are_made_anew_on_others",
+    ),
+    (
         "DestageFailing",
         "server/engine/src/pool/tests/stalled.rs",
         "a_spill_file_that_cannot_be_written_leaves_nothing_behind",

@@ -67,6 +67,8 @@ kinds! {
     DataStoreAway = "data-store-away",
     /// The data stores are too few for the scheme; subject: the pool.
     DataStoresFew = "data-stores-few",
+    /// Segments lack fragments, so they survive fewer losses; subject: the pool.
+    FragmentsLacking = "fragments-lacking",
     /// Data does not reach the store; subject: the pool.
     DestageFailing = "destage-failing",
     /// One volume is behind the others in the store; subject: the volume.

@@ -37,7 +37,7 @@ fn fragments(scheme: Scheme) -> Vec<Vec<u8>> {
 }
 
 /// Puts the checksums of header and trailer right, by the documented bytes.
-fn repair(fragment: &mut Vec<u8>) {
+fn repair(fragment: &mut [u8]) {
     put_checksum(fragment, 0..252, 252);
     let payload_bytes = usize_at(fragment, 72).unwrap_or(0);
     let (begin, end) = (256 + payload_bytes, fragment.len().saturating_sub(4));
@@ -69,7 +69,7 @@ fn fragment() {
     Target {
         name: "fragment",
         inputs: schemes.into_iter().flat_map(fragments).collect(),
-        repair: &repair,
+        repair: &|input| repair(input),
         decode: &decode,
         execution_count: 20_000,
         input_bytes_max: 32 << 10,

@@ -219,7 +219,7 @@ async fn fsck_pool(config: &Config) -> Result<FsckInfo> {
     match cli::client::call(config.dir(), &Request::Pool(PoolRequest::Fsck {})).await? {
         Some(Reply::Fsck(found)) => Ok(found),
         Some(_) => Err(Error::new(ErrorKind::Unavailable, "the daemon's reply is not understood")),
-        None => Ok(handlers::fsck_info(engine::fsck::fsck(&pool_config(&config)).await?)),
+        None => Ok(handlers::fsck_info(engine::fsck::fsck(&pool_config(config)).await?)),
     }
 }
 

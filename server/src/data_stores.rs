@@ -33,6 +33,9 @@ use tiering::segment_store::SegmentStore;
 
 /// Subject of the condition that the data stores are too few.
 const POOL: &str = "pool";
+/// Requests at a time. Chosen by hand: three drives that hang leave threads for the others; a bucket is far.
+const DIRECTORY_WIDTH: usize = 4;
+const BUCKET_WIDTH: usize = 64;
 /// Time for which a store must have failed before segments go without the fragments that it would get. Chosen by
 /// hand: longer than a connection takes to be made again, and short for a log that fills meanwhile.
 const DEBT_AFTER: Duration = Duration::from_secs(10);
@@ -67,7 +70,7 @@ impl DataStores for ConfiguredStores {
             _ => found,
         };
         let Some(list) = list else { return Ok(None) };
-        let opened = OpenedStores::open(&asked, list)?;
+        let opened = OpenedStores::open(&asked, list, self.settings.lost_after.duration())?;
         opened.show_few(&asked);
         Ok(Some(Arc::new(opened)))
     }
@@ -83,33 +86,61 @@ impl ConfiguredStores {
     ) -> Result<List> {
         let known = found.as_ref().map_or(&[][..], |list| &list.stores);
         let mut list = List { scheme: scheme.to_string(), stores: Vec::new() };
-        for settings in &self.settings.stores {
-            let entry = match self.entry(asked, settings, known).await {
-                Ok(entry) => entry,
+        let identities = self.settings.stores.iter().map(|settings| async move {
+            let place = open_place(&settings.url, settings.env_prefix.as_deref())?;
+            let identity = identity::read(&place).await;
+            Ok::<_, Error>((settings, place, identity))
+        });
+        let mut unnamed = Vec::new();
+        // A store is known by its identity, whatever place it has now.
+        for looked in futures::future::join_all(identities).await {
+            let (settings, place, identity) = looked?;
+            match identity {
+                Ok(Some(identity)) => {
+                    let entry = named(asked, settings, known, &identity)?;
+                    if let Some(twin) = list.stores.iter().find(|it| it.number == entry.number) {
+                        let what = format!(
+                            "open data stores: {} and {} are the same place; name each store once",
+                            twin.url, entry.url
+                        );
+                        return Err(Error::new(ErrorKind::Invalid, what));
+                    }
+                    list.stores.push(entry);
+                }
+                other => unnamed.push((settings, place, other.err())),
+            }
+        }
+        for (settings, place, error) in unnamed {
+            let is_free = |entry: &&StoreEntry| {
+                entry.url == settings.url && list.stores.iter().all(|it| it.number != entry.number)
+            };
+            // Its disk may not be mounted: it is away.
+            if let Some(entry) = known.iter().find(is_free) {
+                list.stores.push(entry_of(settings, entry.number, &entry.id));
+                continue;
+            }
+            let made = match error {
+                Some(error) => Err(error),
+                None => make(asked, settings, &place, known, &list).await,
+            };
+            match made {
+                Ok(entry) => list.stores.push(entry),
                 // The pool has other stores to go on with.
                 Err(error) if found.is_some() && error.kind() == ErrorKind::Unavailable => {
+                    let what = format!(
+                        "the data store {} could not be added: {}",
+                        settings.url,
+                        error.chain()
+                    );
                     let report = Report::new(
-                        format!(
-                            "the data store {} could not be added: {}",
-                            settings.url,
-                            error.chain()
-                        ),
+                        what,
                         "it gets no fragments",
                         "correct the cause, and restart the daemon",
                     );
                     asked.conditions.raise(ConditionKind::DataStoreAway, &settings.url, report);
-                    continue;
                 }
                 Err(error) => return Err(error),
-            };
-            if let Some(twin) = list.stores.iter().find(|other| other.number == entry.number) {
-                let what = format!(
-                    "open data stores: {} and {} are the same place; name each store once",
-                    twin.url, entry.url
-                );
-                return Err(Error::new(ErrorKind::Invalid, what));
             }
-            list.stores.push(entry);
         }
         let kept: BTreeSet<u32> = list.stores.iter().map(|entry| entry.number).collect();
         let leaving = known.iter().filter(|entry| !kept.contains(&entry.number));
@@ -118,60 +149,67 @@ impl ConfiguredStores {
         list.stores.sort_unstable_by_key(|entry| entry.number);
         Ok(list)
     }
+}
 
-    /// Finds a configured store in the list by its identity, or makes the place one.
-    async fn entry(
-        &self,
-        asked: &DataStoresAsked<'_>,
-        settings: &DataStoreSettings,
-        known: &[StoreEntry],
-    ) -> Result<StoreEntry> {
-        let with = |number, id: &str| StoreEntry {
-            number,
-            id: id.to_owned(),
-            url: settings.url.clone(),
-            env_prefix: settings.env_prefix.clone(),
-            domain: settings.domain().to_owned(),
-            weight: settings.weight(),
-            is_leaving: false,
-        };
-        let by_url = known.iter().find(|entry| entry.url == settings.url);
-        let place = open_place(&settings.url, settings.env_prefix.as_deref())?;
-        match identity::read(&place).await {
-            Ok(Some(identity)) if identity.pool != asked.pool => {
-                let what = format!(
-                    "open data stores: {} belongs to pool {}, and this is pool {}; use another directory or prefix",
-                    settings.url, identity.pool, asked.pool
-                );
-                Err(Error::new(ErrorKind::Invalid, what))
-            }
-            Ok(Some(identity)) => {
-                let twin = known.iter().find(|entry| entry.number == identity.number);
-                match twin.is_none_or(|entry| entry.id == identity.id) {
-                    true => Ok(with(identity.number, &identity.id)),
-                    false => {
-                        let what = format!(
-                            "open data stores: {} is another store than the one of its number; use another directory",
-                            settings.url
-                        );
-                        Err(Error::new(ErrorKind::Invalid, what))
-                    }
-                }
-            }
-            // Its disk may not be mounted: it is away.
-            Ok(None) | Err(_) if by_url.is_some() => {
-                Ok(by_url.map(|entry| with(entry.number, &entry.id)).expect("it was found"))
-            }
-            Ok(None) => {
-                let numbers = known.iter().map(|entry| entry.number).collect();
-                let identity = Identity::fresh(asked.pool, &numbers);
-                identity::make(&place, &identity).await?;
-                tracing::info!(store = settings.url, "spindle made a data store");
-                Ok(with(identity.number, &identity.id))
-            }
-            Err(error) => Err(error),
-        }
+/// The entry of a configured store.
+fn entry_of(settings: &DataStoreSettings, number: u32, id: &str) -> StoreEntry {
+    StoreEntry {
+        number,
+        id: id.to_owned(),
+        url: settings.url.clone(),
+        env_prefix: settings.env_prefix.clone(),
+        domain: settings.domain().to_owned(),
+        weight: settings.weight(),
+        is_leaving: false,
     }
+}
+
+/// The entry of a place that has an identity.
+///
+/// # Errors
+/// `Invalid` for the store of another pool.
+fn named(
+    asked: &DataStoresAsked<'_>,
+    settings: &DataStoreSettings,
+    known: &[StoreEntry],
+    identity: &Identity,
+) -> Result<StoreEntry> {
+    let refused = |why: String| Err(Error::new(ErrorKind::Invalid, why));
+    if (identity.pool, identity.lineage) != (asked.pool, asked.lineage) {
+        let restored = match identity.pool == asked.pool {
+            true => {
+                ", or was restored from a copy of it: a restored pool has data stores of its own"
+            }
+            false => "",
+        };
+        return refused(format!(
+            "open data stores: {} belongs to pool {}{restored}; this is pool {}. Use another directory or prefix",
+            settings.url, identity.pool, asked.pool
+        ));
+    }
+    let twin = known.iter().find(|entry| entry.number == identity.number);
+    match twin.is_none_or(|entry| entry.id == identity.id) {
+        true => Ok(entry_of(settings, identity.number, &identity.id)),
+        false => refused(format!(
+            "open data stores: {} is another store than the one of its number; use another directory or prefix",
+            settings.url
+        )),
+    }
+}
+
+/// Makes a place a data store.
+async fn make(
+    asked: &DataStoresAsked<'_>,
+    settings: &DataStoreSettings,
+    place: &Store,
+    known: &[StoreEntry],
+    list: &List,
+) -> Result<StoreEntry> {
+    let numbers = known.iter().chain(&list.stores).map(|entry| entry.number).collect();
+    let identity = Identity::fresh(asked.pool, asked.lineage, &numbers);
+    identity::make(place, &identity).await?;
+    tracing::info!(store = settings.url, "spindle made a data store");
+    Ok(entry_of(settings, identity.number, &identity.id))
 }
 
 /// Opens the place of a data store, which must exist.
@@ -195,13 +233,13 @@ struct OpenedStores {
 }
 
 impl OpenedStores {
-    fn open(asked: &DataStoresAsked<'_>, list: List) -> Result<OpenedStores> {
+    fn open(asked: &DataStoresAsked<'_>, list: List, lost_after: Duration) -> Result<OpenedStores> {
         let scheme = list.scheme()?;
         let (mut stores, mut places) = (Vec::new(), Vec::new());
         for entry in &list.stores {
             let place = open_place(&entry.url, entry.env_prefix.as_deref())?;
             let lasts = if place.local_dir().is_some() { Duration::ZERO } else { BUCKET_LOOK };
-            let identity = Identity::of(asked.pool, entry);
+            let identity = Identity::of(asked.pool, asked.lineage, entry);
             let witness = Witness { path: identity::PATH.into(), bytes: identity.encode()?, lasts };
             let store = ObjectFragments::new(place.bulk(), witness, asked.clock.clone());
             let info = StoreInfo {
@@ -209,7 +247,9 @@ impl OpenedStores {
                 domain: entry.domain.clone(),
                 weight: if entry.is_leaving { 0 } else { entry.weight },
             };
-            stores.push(NamedStore { info, name: entry.url.clone(), store: Arc::new(store) });
+            let width = if place.local_dir().is_some() { DIRECTORY_WIDTH } else { BUCKET_WIDTH };
+            let name = entry.url.clone();
+            stores.push(NamedStore { info, name, store: Arc::new(store), width });
             places.push(place);
         }
         let options = CodedOptions {
@@ -220,6 +260,7 @@ impl OpenedStores {
             clock: asked.clock.clone(),
             conditions: asked.conditions.clone(),
             debt_after: DEBT_AFTER,
+            lost_after,
         };
         Ok(OpenedStores { segments: Arc::new(CodedSegments::new(options)), list, places })
     }
@@ -271,6 +312,7 @@ impl OpenDataStores for OpenedStores {
                 domain: entry.domain.clone(),
                 is_leaving: entry.is_leaving,
                 failure: state.and_then(|state| state.failure.clone()),
+                is_lost: state.is_some_and(|state| state.is_lost),
             }
         };
         let counts = self.segments.counts();

@@ -103,7 +103,7 @@ async fn begin(
 ) -> Result<Reading> {
     let Pinned { target, pool, key, state, .. } = pinned;
     let mut options =
-        reading_options(&pool_config(&config), &target.view(state), *pool, key, state.epoch);
+        reading_options(&pool_config(config), &target.view(state), *pool, key, state.epoch);
     options.volume_keys = target.volume_keys(key, *pool).await?;
     options.excluded = state.excluded();
     let tier = Tier::open_read_only(options).await?;

@@ -519,7 +519,7 @@ pub async fn open_offline(config: &Config, opening: Opening) -> Result<OpenPool>
 /// Those of [`engine::opening::open`].
 pub async fn open(config: &Config, opening: Opening) -> Result<OpenPool> {
     limits::prepare();
-    engine::opening::open(&pool_config(&config), opening).await
+    engine::opening::open(&pool_config(config), opening).await
 }
 
 fn open_attachments(

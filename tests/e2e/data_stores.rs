@@ -5,6 +5,7 @@
 //! - Writes are sent one at a time, so the volumes must hold all of them in order.
 //! - A drive is lost like one that is no longer mounted: its directory is there and empty.
 
+use crate::conditions::conditions;
 use crate::copies::{restored, wait_for};
 use crate::stores::{History, VOLUMES, open};
 use std::path::{Path, PathBuf};
@@ -57,7 +58,9 @@ impl Drives {
     }
 
     fn mount(&self, number: usize) {
-        std::fs::remove_dir(self.drive(number)).expect("nothing was written to the mount point");
+        // A folder may be left of a write that was under way.
+        assert_eq!(files(&self.drive(number)), Vec::<PathBuf>::new(), "at the mount point");
+        std::fs::remove_dir_all(self.drive(number)).expect("it is there");
         rename(&self.aside(number), &self.drive(number));
     }
 }
@@ -79,6 +82,7 @@ fn any_two_of_eight_drives_may_be_lost_while_clients_write_and_read() {
         let mut daemon = Daemon::started(&settings("4+2", &drives.urls()), VOLUMES);
         daemon.announce("a data store fails");
         daemon.announce("data-store-away");
+        daemon.announce("could not upload to the store");
         let mut random = Random::new(seed, 3);
         let mut history = History::new(seed);
         let mut connections = open(&daemon);
@@ -107,6 +111,150 @@ fn any_two_of_eight_drives_may_be_lost_while_clients_write_and_read() {
         }
         drop(connections);
         let _ = daemon.fsck();
+        daemon.stop();
+    }
+}
+
+/// Waits until every segment survives this many losses, whichever they are, and none lacks a fragment.
+fn wait_until_whole(daemon: &Daemon, losses: u64) {
+    wait_for("nothing is lacking", || {
+        let status = daemon.json(&["status"]);
+        let found = &status["data_stores"]["redundancy"];
+        let survivals = found["survivals"].as_array().cloned().unwrap_or_default();
+        found["lacking_count"] == 0
+            && !survivals.is_empty()
+            && survivals.iter().all(|one| one["losses"].as_u64() == Some(losses))
+    });
+}
+
+/// All files below a directory.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            match path.is_dir() {
+                true => dirs.push(path),
+                false => found.push(path),
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn fragments(drive: &Path) -> Vec<PathBuf> {
+    let mut all = files(drive);
+    all.retain(|path| path.components().any(|part| part.as_os_str() == "fragments"));
+    all
+}
+
+#[test]
+fn fragments_of_a_drive_that_is_lost_are_made_anew_on_others() {
+    for seed in seeds(1) {
+        let drives = Drives::new(8);
+        let text = settings("4+2", &drives.urls());
+        let text = text.replace("[data]\n", "[data]\nlost_after = \"1s\"\n");
+        let mut daemon = Daemon::started(&text, VOLUMES);
+        for expected in
+            ["a data store fails", "data-store-away", "fragments-lacking", "could not upload"]
+        {
+            daemon.announce(expected);
+        }
+        let mut random = Random::new(seed, 3);
+        let mut history = History::new(seed);
+        let mut connections = open(&daemon);
+        history.run_for(&mut connections, Duration::from_secs(2));
+        let _ = daemon.command(&["drain"]);
+        wait_until_whole(&daemon, 2);
+        // A drive dies while clients write and read.
+        let dead = usize::try_from(random.below(8)).expect("small");
+        drives.unmount(dead);
+        wait_for("it is seen", || !conditions(&daemon, "fragments-lacking").is_empty());
+        history.run_for(&mut connections, Duration::from_secs(1));
+        let _ = daemon.command(&["drain"]);
+        wait_until_whole(&daemon, 2);
+        let rebuilt = daemon.json(&["status"])["data_stores"]["rebuilt_count"].as_u64();
+        assert!(rebuilt > Some(0), "{rebuilt:?}");
+        wait_for("it has ended", || conditions(&daemon, "fragments-lacking").is_empty());
+        // Two more may be lost.
+        let others: Vec<usize> = (0..8).filter(|number| *number != dead).collect();
+        let more = [others[0], others[4]];
+        more.iter().for_each(|number| drives.unmount(*number));
+        assert_eq!(history.prefix(&mut connections), history.count());
+        more.iter().for_each(|number| drives.mount(*number));
+        wait_for("they are back", || failing(&daemon) == 1);
+        // The dead one comes back with stale fragments, after a restart that was not in order.
+        daemon.kill();
+        drives.mount(dead);
+        daemon.restart();
+        connections = open(&daemon);
+        assert_eq!(history.prefix(&mut connections), history.count());
+        wait_until_whole(&daemon, 2);
+        // A drive is taken out of the list, and removed when nothing needs it any more.
+        drop(connections);
+        daemon.stop();
+        let mut urls = drives.urls();
+        let left = drives.drive(others[2]);
+        urls.retain(|url| *url != format!("\"{}\"", left.display()));
+        let text = settings("4+2", &urls);
+        std::fs::write(daemon.place().join("spindle.toml"), text).expect("write the settings");
+        daemon.restart();
+        wait_until_whole(&daemon, 2);
+        std::fs::remove_dir_all(&left).expect("it is there");
+        drives.unmount(others[1]);
+        drives.unmount(others[3]);
+        let mut connections = open(&daemon);
+        assert_eq!(history.prefix(&mut connections), history.count());
+        drop(connections);
+        drives.mount(others[1]);
+        drives.mount(others[3]);
+        wait_for("they are back", || failing(&daemon) == 1);
+        let _ = daemon.fsck();
+        daemon.stop();
+    }
+}
+
+#[test]
+fn scrub_mends_damaged_and_missing_fragments() {
+    for seed in seeds(1) {
+        let drives = Drives::new(6);
+        let mut daemon = Daemon::started(&settings("4+2", &drives.urls()), VOLUMES);
+        daemon.announce("was mended from its other fragments");
+        let mut random = Random::new(seed, 3);
+        let mut history = History::new(seed);
+        let mut connections = open(&daemon);
+        history.run_for(&mut connections, Duration::from_secs(2));
+        let _ = daemon.command(&["drain"]);
+        // On one drive a bit of each fragment flips, on another all are gone.
+        for path in fragments(&drives.drive(1)) {
+            let mut bytes = std::fs::read(&path).expect("a fragment");
+            let at = usize::try_from(random.below(bytes.len() as u64)).expect("small");
+            bytes[at] ^= 1 << random.below(8);
+            std::fs::write(&path, bytes).expect("it writes");
+        }
+        let gone = fragments(&drives.drive(4));
+        assert!(!gone.is_empty());
+        gone.iter().for_each(|path| std::fs::remove_file(path).expect("a fragment"));
+        let _ = daemon.json(&["scrub", "start", "--rate", "10G"]);
+        wait_for("it has ended", || daemon.json(&["scrub", "status"])["ended_at"].is_u64());
+        let ended = daemon.json(&["scrub", "status"]);
+        assert_eq!(ended["bad_count"], 0, "{ended}");
+        assert!(ended["repaired_count"].as_u64() > Some(0), "{ended}");
+        // Two other drives may be lost now.
+        drives.all().for_each(|drive| assert!(!fragments(&drive).is_empty()));
+        daemon.announce("a data store fails");
+        daemon.announce("data-store-away");
+        daemon.announce("could not upload to the store");
+        drives.unmount(0);
+        drives.unmount(3);
+        assert_eq!(history.prefix(&mut connections), history.count());
+        drives.mount(0);
+        drives.mount(3);
+        wait_for("the drives are back", || failing(&daemon) == 0);
+        let _ = daemon.fsck();
+        drop(connections);
         daemon.stop();
     }
 }
@@ -173,8 +321,10 @@ fn one_of_three_providers_may_vanish() {
         assert_eq!(history.prefix(&mut connections), history.count());
         daemon.announce("a data store fails");
         daemon.announce("data-store-away");
+        daemon.announce("could not upload to the store");
         let gone = usize::try_from(Random::new(seed, 5).below(3)).expect("small");
         let gone = providers.remove(gone);
+        daemon.announce("fragments-lacking");
         let url = gone.url("data");
         drop(gone);
         assert_eq!(history.prefix(&mut connections), history.count());

@@ -110,7 +110,8 @@ impl Leftovers {
         self.held.lock().len()
     }
 
-    fn is_held(&self, number: SegmentNumber) -> bool {
+    /// Whether a copy or a repair needs the segment.
+    pub(crate) fn is_held(&self, number: SegmentNumber) -> bool {
         let mut holds = self.holds.lock();
         holds.retain(|hold| hold.strong_count() > 0);
         holds.iter().filter_map(Weak::upgrade).any(|hold| hold.has(number))

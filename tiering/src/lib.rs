@@ -28,6 +28,7 @@ mod outage;
 mod places;
 mod pool;
 mod read;
+pub mod rebuild;
 pub mod reclaim;
 mod recording_store;
 pub mod repair;

@@ -31,6 +31,7 @@ mod monotonic_clock;
 mod opening;
 pub mod pages;
 mod pinned;
+mod placements;
 mod preserve;
 mod prune;
 pub mod ranges;
@@ -471,6 +472,7 @@ impl Map {
         if let Some(record) = self.segments.get(&number) {
             return Ok(record);
         }
+        let generation = self.generation.load(Ordering::SeqCst);
         let found = loop {
             let db = self.db();
             match self.segment_in(&db, number).await {
@@ -484,7 +486,9 @@ impl Map {
             Error::new(ErrorKind::NotFound, what)
         })?;
         let record = Arc::new(record);
-        self.segments.insert(number, record.clone(), size_of::<SegmentRecord>());
+        // Its placement may have changed since it was read.
+        let is_current = || self.generation.load(Ordering::SeqCst) == generation;
+        self.segments.insert_if(number, record.clone(), size_of::<SegmentRecord>(), is_current);
         Ok(record)
     }
 

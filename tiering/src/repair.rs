@@ -20,8 +20,9 @@ pub use sources::RepairSource;
 use crate::outage::public_text;
 use crate::places::lend;
 use crate::pool::{JobParts, Metadata, Pool, Segments};
+use crate::rebuild::Rebuild;
 use crate::segment::{SegmentInfo, StoredSegment};
-use crate::segment_store::Leftover;
+use crate::segment_store::{Depth, Leftover};
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use sources::{HEDGE, Source};
@@ -61,6 +62,8 @@ pub(crate) struct Repair {
     metadata: Arc<Metadata>,
     segments: Arc<Segments>,
     marks: Arc<dyn SegmentMarks>,
+    /// Makes fragments anew, for stores that have such.
+    pub(crate) rebuild: Rebuild,
     /// Limits the objects that are being sent to copies or brought back.
     places: Arc<Semaphore>,
     sources: Mutex<Arc<[Arc<Source>]>>,
@@ -79,7 +82,9 @@ impl Repair {
         places: Arc<Semaphore>,
     ) -> Repair {
         let JobParts { pool, metadata, segments } = parts.clone();
+        let rebuild = Rebuild::new(parts);
         Repair {
+            rebuild,
             pool,
             metadata,
             segments,
@@ -180,10 +185,29 @@ impl Repair {
 
     /// Like [`Repair::heal`], for a caller that holds a permit already.
     pub(crate) async fn heal_now(&self, segment: &StoredSegment) -> Result<Finding> {
-        match self.look_at_own(segment).await? {
+        let current = match self.segments.store.redundancy(segment) {
+            None => segment.clone(),
+            Some(_) => {
+                if let Some(found) = self.mend(segment).await? {
+                    return Ok(found);
+                }
+                // Its fragments may have moved since the caller read the record.
+                match self.current(segment).await? {
+                    Some(current) => current,
+                    None => return Ok(Finding::Gone),
+                }
+            }
+        };
+        match self.look_at_own(&current).await? {
             Ok(found) => Ok(found),
-            Err(why) => self.repair(segment, why, None).await,
+            Err(why) => self.repair(&current, why, None).await,
         }
+    }
+
+    /// The segment as the map names it now.
+    async fn current(&self, segment: &StoredSegment) -> Result<Option<StoredSegment>> {
+        let current = self.rebuild.current(segment.info.number).await?;
+        Ok(current.filter(|current| current.info.id == segment.info.id))
     }
 
     /// Like [`Repair::heal`], for a reader whose data was found unreadable: it does not wait for a
@@ -194,6 +218,32 @@ impl Repair {
             Ok(found) => Ok(found),
             Err(why) => self.repair(segment, why, Some(HEDGE)).await,
         }
+    }
+
+    /// Makes those fragments of a segment anew that are missing or do not verify. `None` if all are whole, or too
+    /// few are left.
+    async fn mend(&self, segment: &StoredSegment) -> Result<Option<Finding>> {
+        let info = &segment.info;
+        let report = match self.rebuild.rebuild(info.number, Depth::Checksums).await {
+            Ok(Some(report)) if report.fragment_count > 0 => report,
+            Ok(Some(_)) => return Ok(None),
+            Ok(None) => return Ok(Some(Finding::Gone)),
+            Err(error) if error.kind() == ErrorKind::Fenced => return Err(error),
+            // A copy may have the segment.
+            Err(error) => {
+                tracing::debug!(error = %error.chain(), "could not make fragments anew");
+                return Ok(None);
+            }
+        };
+        let Some(current) = self.current(segment).await? else { return Ok(Some(Finding::Gone)) };
+        self.segments.frames.store().set_stale(info);
+        let why = format!("{} fragments were missing or damaged", report.fragment_count);
+        if self.look_at_own(&current).await?.is_err() {
+            return Ok(None);
+        }
+        self.repaired_count.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(object = %info.name(), why, "a segment was mended from its other fragments");
+        Ok(Some(Finding::Repaired { why, source: "its other fragments".to_owned() }))
     }
 
     /// Determines the state of a segment in the pool's store, or the reason to repair it.
@@ -241,13 +291,23 @@ impl Repair {
             }
         };
         self.pool.check_owner().await?;
+        let _turn = self.rebuild.turn(info.number).await;
         // A failed write of this segment must not prevent the check of others.
-        if let Err(cause) = self.segments.store.replace(segment, object).await {
-            let cause = public_text(&cause);
-            let why =
-                format!("{why}; the copy {source} has it, but it could not be put back: {cause}");
-            return Ok(Finding::Bad { why });
+        let placement = match self.segments.store.replace(segment, object).await {
+            Ok(placement) => placement,
+            Err(cause) => {
+                let cause = public_text(&cause);
+                let why = format!(
+                    "{why}; the copy {source} has it, but it could not be put back: {cause}"
+                );
+                return Ok(Finding::Bad { why });
+            }
+        };
+        let is_moved = !placement.is(&segment.placement);
+        if is_moved && !self.rebuild.commit(segment, placement.clone()).await? {
+            return Ok(Finding::Gone);
         }
+        let segment = &StoredSegment { info: *info, placement };
         self.segments.frames.store().set_stale(info);
         if !seeded_bugs.repair_unheld && !self.metadata.is_named(info.number, info.id).await? {
             self.segments.leftovers.abandon([Leftover::from(segment)]);

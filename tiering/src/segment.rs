@@ -98,7 +98,7 @@ impl fmt::Display for SegmentName {
 }
 
 /// Where the bytes of a segment are. Unlike [`SegmentInfo`] it may change while the segment exists,
-/// so it is not a part of a segment's identity and is never compared.
+/// so it is not a part of a segment's identity, and is compared only where it is changed.
 #[derive(Clone, Debug)]
 pub enum Placement {
     /// One object, [`SegmentName::object_path`], in the object store of the pool. Records on disk
@@ -106,6 +106,18 @@ pub enum Placement {
     Object,
     /// Fragments on several stores.
     Fragments(Arc<Fragments>),
+}
+
+impl Placement {
+    /// Whether this is the same place, with the same fragments.
+    #[must_use]
+    pub fn is(&self, other: &Placement) -> bool {
+        match (self, other) {
+            (Placement::Object, Placement::Object) => true,
+            (Placement::Fragments(these), Placement::Fragments(those)) => these == those,
+            _ => false,
+        }
+    }
 }
 
 /// The fragments of a segment. The data tier keeps these numbers; the store that made them reads them.

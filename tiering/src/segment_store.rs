@@ -44,6 +44,38 @@ pub enum Listed {
     Foreign,
 }
 
+/// How a segment would survive losses, from what its store knows without asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RedundancyOf {
+    /// The number of further stores that may be lost, at worst, without losing the segment. `None`: it cannot
+    /// be read now.
+    pub spare: Option<u8>,
+    /// It lacks fragments, or has some on stores that leave.
+    pub is_lacking: bool,
+}
+
+/// How thoroughly [`SegmentStore::rebuild`] looks for what a segment lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Depth {
+    /// Fragments that are there count as whole, except those from which others are made.
+    Presence,
+    /// Every fragment is read and verified.
+    Checksums,
+}
+
+/// The outcome of [`SegmentStore::rebuild`].
+#[derive(Clone, Debug, Default)]
+pub struct Rebuilt {
+    /// The new placement, whose fragments are durable, to be committed; absent if nothing has changed.
+    pub placement: Option<Placement>,
+    /// Fragments made anew.
+    pub fragment_count: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Some are still lacking: no store was left for them.
+    pub is_lacking: bool,
+}
+
 /// A segment that the map does not reference, or no longer.
 #[derive(Clone, Debug)]
 pub struct Leftover {
@@ -86,6 +118,24 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
 
     /// Reads everything that is stored, whatever its size.
     async fn read_whole(&self, segment: &StoredSegment) -> Result<Bytes>;
+
+    /// Tells how a segment would survive losses; `None` if the store has no redundancy of its own.
+    fn redundancy(&self, _: &StoredSegment) -> Option<RedundancyOf> {
+        None
+    }
+
+    /// Makes anew what a segment lacks, from what is left of it and verifies. Nothing is deleted or overwritten.
+    ///
+    /// # Errors
+    /// Those of a store, if too little of the segment can be had.
+    async fn rebuild(&self, _: &StoredSegment, _: Depth) -> Result<Rebuilt> {
+        Ok(Rebuilt::default())
+    }
+
+    /// Deletes what a segment has at its placement and not at the one that is `kept`.
+    async fn delete_moved(&self, _: &StoredSegment, _kept: &Placement) -> Result<()> {
+        Ok(())
+    }
 
     /// Returns the size of a segment in bytes, without reading it. The placement is `None` if its
     /// upload did not end.

@@ -15,6 +15,7 @@ mod layers;
 mod marks;
 mod opening;
 mod peers;
+mod rebuild;
 mod reopen;
 
 use crate::copier::hydrate::Hydrator;

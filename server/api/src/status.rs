@@ -99,6 +99,40 @@ pub struct DataStoresInfo {
     pub written_bytes: u64,
     /// Fragments for which no store was left since the start.
     pub missing_write_count: u64,
+    /// What the segments would survive, as the last walk through all of them has counted; absent before the first
+    /// and if no daemon runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redundancy: Option<RedundancyInfo>,
+    /// Segments that lack fragments and wait to be rebuilt.
+    pub rebuild_left_count: u64,
+    /// Fragments that were made anew since the start.
+    pub rebuilt_count: u64,
+    /// Bytes of them.
+    pub rebuilt_bytes: u64,
+    /// Reason why the last segment could not be rebuilt, until one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild_failure: Option<String>,
+}
+
+/// What the segments of a pool would survive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RedundancyInfo {
+    /// The segments by what they survive, the fewest losses first.
+    pub survivals: Vec<SurvivalInfo>,
+    /// Segments that lack fragments.
+    pub lacking_count: u64,
+    /// Bytes of them.
+    pub lacking_bytes: u64,
+}
+
+/// Segments that survive the same number of further losses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SurvivalInfo {
+    /// Number of further data stores that may be lost, whichever they are; absent: the segments cannot be read now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub losses: Option<u8>,
+    /// Bytes of the segments.
+    pub bytes: u64,
 }
 
 /// A data store.

@@ -1,5 +1,6 @@
 //! `[data]`: the scheme of the segments, and the stores of their fragments.
 
+use block::quantities::Span;
 use block::{Error, ErrorKind, Result};
 use erasure::Scheme;
 use serde::de::value::MapAccessDeserializer;
@@ -12,7 +13,7 @@ use std::fmt;
 const COUNT_MAX: usize = 256;
 
 /// `[data]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[allow(missing_docs, reason = "options::OPTIONS documents every field")]
 pub struct DataSettings {
@@ -20,6 +21,13 @@ pub struct DataSettings {
     pub scheme: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stores: Vec<DataStoreSettings>,
+    pub lost_after: Span,
+}
+
+impl Default for DataSettings {
+    fn default() -> Self {
+        DataSettings { scheme: None, stores: Vec::new(), lost_after: Span::from_secs(15 * 60) }
+    }
 }
 
 /// `[[data.stores]]`: a table, or only the URL.
@@ -112,6 +120,12 @@ impl DataSettings {
     }
 
     pub(super) fn check(&self) -> Result<()> {
+        if !(Span::from_secs(1)..=Span::from_secs(30 * 86_400)).contains(&self.lost_after) {
+            return Err(invalid(format!(
+                "data.lost_after {}: must be from 1s to 30d",
+                self.lost_after
+            )));
+        }
         let Some(scheme) = &self.scheme else {
             return match self.stores.is_empty() {
                 true => Ok(()),

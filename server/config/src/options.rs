@@ -131,6 +131,14 @@ pub const OPTIONS: &[OptionDoc] = &[
          may be lost. Changing it affects new segments.",
     ),
     row(
+        "data.lost_after",
+        "duration",
+        "1s to 30d",
+        "\"15m\"",
+        "",
+        "Time after which a data store that is away counts as lost: its fragments are made anew on others.",
+    ),
+    row(
         "data.stores.url",
         "URL or path",
         "as for `store`; a directory must exist",

@@ -162,6 +162,7 @@ fn every_option_is_documented_and_every_documented_option_exists() {
             env_prefix: Some("P_".to_owned()),
             weight: Some(2),
         }],
+        ..DataSettings::default()
     };
     settings.cache.dir = Some("/c".into());
     settings.memory_cache.size = Some(ByteSize(0));

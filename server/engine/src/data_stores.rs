@@ -5,6 +5,7 @@
 //! - Only the owner changes which stores a pool has.
 
 use crate::config::PoolConfig;
+use crate::restore::Restored;
 use async_trait::async_trait;
 use block::env::Clock;
 use block::seal::PoolKey;
@@ -26,6 +27,8 @@ pub struct DataStoresAsked<'a> {
     pub key: &'a PoolKey,
     /// The pool.
     pub pool: Uuid,
+    /// Distinguishes a pool that was restored from a copy from the one that was copied: that one's stores are not its own.
+    pub lineage: Uuid,
     /// Segments that are objects.
     pub objects: ObjectSegments,
     /// Present if the owner opens the pool: it may change the list.
@@ -100,6 +103,8 @@ pub struct DataStoreStatus {
     pub is_leaving: bool,
     /// The cause of its last failure, while it fails.
     pub failure: Option<String>,
+    /// It has been away for so long that its fragments are made anew elsewhere.
+    pub is_lost: bool,
 }
 
 /// Opens the data stores of a pool and hands them to its data tier. `options` are those of the tier, with the
@@ -111,12 +116,15 @@ pub(crate) async fn open_data_stores(
     config: &PoolConfig,
     store: &Store,
     options: &mut TierOptions,
+    restored: Option<&Restored>,
     owner: Option<&Ownership>,
 ) -> Result<Option<Arc<dyn OpenDataStores>>> {
+    let pool = Uuid::from_bytes(options.pool);
     let asked = DataStoresAsked {
         store,
         key: &options.pool_key,
-        pool: Uuid::from_bytes(options.pool),
+        pool,
+        lineage: restored.map_or(pool, |restored| restored.origin.lineage),
         objects: ObjectSegments::new(store.bulk()),
         owner,
         conditions: options.conditions.clone(),

@@ -45,9 +45,9 @@ pub async fn fsck_of(config: &PoolConfig, pool: Uuid, key: &PoolKey) -> Result<P
     let (store, restored) = restore::store_of(store, key, pool, &config.clock).await?;
     let mut options = look_options(config, &store, pool, key, manifest.epoch);
     options.restored = restored.as_ref().and_then(Restored::objects);
-    options.excluded = restored.and_then(|restored| restored.lacks());
+    options.excluded = restored.as_ref().and_then(Restored::lacks);
     options.volume_keys = volume_keys;
-    let _stores = open_data_stores(config, &store, &mut options, None).await?;
+    let _stores = open_data_stores(config, &store, &mut options, restored.as_ref(), None).await?;
     fsck_store(options).await
 }
 

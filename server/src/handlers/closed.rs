@@ -20,6 +20,7 @@ use api::{Reply, Request};
 use block::{Error, ErrorKind, Lsn, Result, VolumeId};
 use engine::closed_pool::ClosedPool;
 use engine::pool::NamedSnapshot;
+use engine::rebuild::RebuildStatus;
 use engine::record::{VolumeRecord, VolumeState};
 use std::collections::BTreeMap;
 
@@ -119,7 +120,10 @@ async fn status_of(pool: &ClosedPool) -> Result<StatusInfo> {
         destage: DestageInfo::default(),
         space: space_info(&pool.tier.reclaim_status(), 0, tier.metadata_written_bytes),
         tier: tier_info(tier),
-        data_stores: pool.data_stores.as_ref().map(|stores| data_stores_info(stores.status())),
+        data_stores: pool
+            .data_stores
+            .as_ref()
+            .map(|stores| data_stores_info(stores.status(), RebuildStatus::default())),
         dedup: dedup_info(records.iter(), &pool.tier.dedup_status()),
         restored: pool
             .restored

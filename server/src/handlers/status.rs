@@ -6,14 +6,16 @@ use super::{AdminPool, convert, name_of, node};
 use crate::roles::members_of;
 use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
-    LogInfo, NbdInfo, SpaceInfo, StalledInfo, StatusInfo, TierInfo,
+    LogInfo, NbdInfo, RedundancyInfo, SpaceInfo, StalledInfo, StatusInfo, SurvivalInfo, TierInfo,
 };
 use block::{ConditionKind, Conditions};
 use engine::data_stores::{DataStoreStatus, DataStoresStatus};
 use engine::open_pool::OpenPool;
+use engine::rebuild::RebuildStatus;
 use engine::state::StalledVolume;
 use std::collections::BTreeMap;
 use tiering::cache::CacheStatus;
+use tiering::rebuild::Redundancy;
 use tiering::{ReclaimStatus, TierStatus};
 
 impl AdminPool {
@@ -85,7 +87,10 @@ impl AdminPool {
                 progress.stored_bytes,
                 tier.metadata_written_bytes,
             ),
-            data_stores: open.data_stores.as_ref().map(|stores| data_stores_info(stores.status())),
+            data_stores: open
+                .data_stores
+                .as_ref()
+                .map(|stores| data_stores_info(stores.status(), open.rebuild.status())),
             dedup: dedup_info(open.pool.records().iter(), &open.pool.dedup_status()),
             restored: open
                 .restored
@@ -106,7 +111,7 @@ impl AdminPool {
     }
 }
 
-pub(super) fn data_stores_info(status: DataStoresStatus) -> DataStoresInfo {
+pub(super) fn data_stores_info(status: DataStoresStatus, rebuild: RebuildStatus) -> DataStoresInfo {
     let store = |store: DataStoreStatus| DataStoreInfo {
         url: store.url,
         domain: store.domain,
@@ -121,6 +126,20 @@ pub(super) fn data_stores_info(status: DataStoresStatus) -> DataStoresInfo {
         hedged_read_count: status.hedged_read_count,
         written_bytes: status.written_bytes,
         missing_write_count: status.missing_write_count,
+        redundancy: rebuild.redundancy.map(redundancy_info),
+        rebuild_left_count: rebuild.left_count,
+        rebuilt_count: rebuild.fragment_count,
+        rebuilt_bytes: rebuild.bytes,
+        rebuild_failure: rebuild.failure,
+    }
+}
+
+fn redundancy_info(found: Redundancy) -> RedundancyInfo {
+    let survival = |(losses, bytes)| SurvivalInfo { losses, bytes };
+    RedundancyInfo {
+        survivals: found.bytes.into_iter().map(survival).collect(),
+        lacking_count: found.lacking_count,
+        lacking_bytes: found.lacking_bytes,
     }
 }
 

@@ -117,7 +117,7 @@ async fn commands_that_only_look_take_and_write_nothing() {
     for config in [&b, &a] {
         for request in &looks {
             assert!(answers_closed(request));
-            let look = engine::closed_pool::look(&pool_config(&config))
+            let look = engine::closed_pool::look(&pool_config(config))
                 .await
                 .unwrap()
                 .expect("it was closed in order");

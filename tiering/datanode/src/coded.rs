@@ -12,6 +12,7 @@ mod health;
 mod image;
 mod member;
 mod reading;
+mod rebuilding;
 
 use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment};
 use crate::placing::{StoreId, StoreInfo, candidates};
@@ -39,7 +40,9 @@ use tiering::listing::OBJECT_COUNT_MAX;
 use tiering::segment::{
     FragmentPlace, Fragments, Placement, SealedSegment, SegmentInfo, SegmentName, StoredSegment,
 };
-use tiering::segment_store::{Leftover, Listed, ObjectSegments, SegmentStore};
+use tiering::segment_store::{
+    Depth, Leftover, Listed, ObjectSegments, Rebuilt, RedundancyOf, SegmentStore,
+};
 
 /// Loss patterns whose tables are kept. Chosen by hand: those of one lost store, with any place in the
 /// scheme and a few choices of others; 700 bytes each.
@@ -54,6 +57,8 @@ pub struct NamedStore {
     pub name: String,
     /// The store.
     pub store: Arc<dyn FragmentStore>,
+    /// Requests at a time. Few for a directory: each keeps a thread while its drive hangs.
+    pub width: usize,
 }
 
 /// Everything that the segments of a pool in fragments depend on.
@@ -74,6 +79,8 @@ pub struct CodedOptions {
     /// Time for which a store must have failed before a segment goes without the fragment that it would get.
     /// Until then the write fails, and its caller tries again.
     pub debt_after: Duration,
+    /// Time after which a store that is away counts as lost: its fragments are made anew elsewhere.
+    pub lost_after: Duration,
 }
 
 /// The state of a store.
@@ -87,6 +94,8 @@ pub struct StoreState {
     pub failure: Option<String>,
     /// Why others are asked first although it works: its answers are late.
     pub lateness: Option<String>,
+    /// It has been away for so long that its fragments are made anew elsewhere.
+    pub is_lost: bool,
 }
 
 /// A loss pattern: the scheme, the lost fragment, and those that are read instead.
@@ -137,9 +146,10 @@ impl CodedSegments {
     /// Makes the store of a pool's segments.
     #[must_use]
     pub fn new(options: CodedOptions) -> CodedSegments {
-        let CodedOptions { pool, scheme, stores, objects, clock, conditions, debt_after } = options;
-        let member = |NamedStore { info, name, store }: NamedStore| {
-            (info.id, Arc::new(Member::new(info, name, store, Arc::clone(&clock))))
+        let CodedOptions { pool, scheme, stores, objects, clock, .. } = options;
+        let CodedOptions { conditions, debt_after, lost_after, .. } = options;
+        let member = |named: NamedStore| {
+            (named.info.id, Arc::new(Member::new(named, Arc::clone(&clock), lost_after)))
         };
         CodedSegments {
             pool,
@@ -177,6 +187,7 @@ impl CodedSegments {
             name: member.name.clone(),
             failure: member.health().failure(),
             lateness: member.health().lateness(),
+            is_lost: member.is_lost(),
         };
         self.stores.values().map(state).collect()
     }
@@ -235,17 +246,24 @@ impl CodedSegments {
     /// The stores that may get fragments of a segment, the best first. Those that fail are among them, as the
     /// last ones, only if the others are fewer than `count_min`.
     fn candidates(&self, id: &[u8; 16], count_min: usize) -> Vec<StoreId> {
-        let infos: Vec<StoreInfo> =
-            self.stores.values().map(|member| member.info.clone()).collect();
-        let is_well = |id: &StoreId| {
-            self.stores.get(id).is_some_and(|member| {
-                !member.health().is_failing(Way::Read) && member.health().may_ask(Way::Write)
-            })
+        // One that fails must not hide another one of its failure domain.
+        let takes = |member: &&Arc<Member>| {
+            !member.health().is_failing(Way::Read) && member.health().may_ask(Way::Write)
         };
-        let all = candidates(id, &infos).into_iter();
-        let (well, failing): (Vec<StoreId>, Vec<StoreId>) = all.partition(is_well);
-        let failing = failing.into_iter().filter(|_| well.len() < count_min);
-        well.iter().copied().chain(failing).collect()
+        let (well, failing): (Vec<_>, Vec<_>) = self.stores.values().partition(takes);
+        let infos = |members: &[&Arc<Member>]| -> Vec<StoreInfo> {
+            members.iter().map(|member| member.info.clone()).collect()
+        };
+        let mut chosen = candidates(id, &infos(&well));
+        if chosen.len() < count_min {
+            let is_covered = |member: &&&Arc<Member>| {
+                well.iter().any(|other| other.info.domain == member.info.domain)
+            };
+            let rest: Vec<_> =
+                failing.iter().filter(|member| !is_covered(member)).copied().collect();
+            chosen.extend(candidates(id, &infos(&rest)));
+        }
+        chosen
     }
 
     /// The number of failure domains with a store that takes fragments, or has failed to for a short while only.
@@ -257,12 +275,13 @@ impl CodedSegments {
         able.map(|member| member.info.domain.as_str()).collect::<BTreeSet<_>>().len()
     }
 
-    /// Writes the fragments of a segment. A store that fails is replaced by the next one.
-    async fn write(&self, info: &SegmentInfo, object: Bytes) -> Result<Placement> {
+    /// Writes the fragments of a segment, all of this generation. A store that fails is replaced by the next one.
+    async fn write(&self, info: &SegmentInfo, object: Bytes, generation: u64) -> Result<Placement> {
         let (owner, scheme) = (self.owner(&info.name()), self.scheme);
         let id = info.id;
-        let coding =
-            tokio::task::spawn_blocking(move || CodedImage::new(scheme, owner, &id, object));
+        let coding = tokio::task::spawn_blocking(move || {
+            CodedImage::new(scheme, generation, owner, &id, object)
+        });
         let image = coding.await.map_err(|cause| Error::JoinError { source: cause })??;
         // What is read now must survive a later loss, if the scheme can make it so.
         let count_min = image.scheme.data() + (image.scheme.parity() - 1).min(1);
@@ -314,17 +333,19 @@ impl CodedSegments {
         if count - missing < count_min
             || (missing > 0 && self.able_domains() >= count && !seeded_bugs().debt_at_once)
         {
-            return Err(failure.unwrap_or_else(|| too_few(image.scheme, self.stores.len())));
+            return Err(failure.unwrap_or_else(|| too_few(image.scheme, count - missing)));
         }
         self.counters.missing_writes.fetch_add(missing as u64, Ordering::Relaxed);
         Ok(Placement::Fragments(Arc::new(image.placement(stores))))
     }
 
-    /// Deletes these fragments. Tries all of them, whichever fail.
+    /// Deletes these fragments. Tries all of them, whichever fail. Those on stores that are away are left to the
+    /// sweep of a later owner: the deletion must not wait for a store that may never come back.
     async fn delete_all(&self, fragments: Vec<(u32, FragmentName)>) -> Result<()> {
         let mut deleting: FuturesUnordered<_> = fragments
             .into_iter()
             .filter_map(|(id, name)| Some((self.member(id)?, name)))
+            .filter(|(member, _)| !member.health().is_failing(Way::Read))
             .map(|(member, name)| async move { member.delete(&name).await })
             .collect();
         let mut result = Ok(());
@@ -334,18 +355,25 @@ impl CodedSegments {
         result
     }
 
-    /// Lists the fragments that the stores have of a segment.
-    async fn find(&self, name: &SegmentName) -> Result<Vec<(u32, FragmentName, u64)>> {
+    /// Lists the fragments that the stores have of a segment, as far as they answer.
+    async fn find(&self, name: &SegmentName) -> Vec<(u32, FragmentName, u64)> {
         let mut found = Vec::new();
         for (id, member) in &self.stores {
             let mut listing = member.list(Some(name), OBJECT_COUNT_MAX);
-            while let Some(listed) = listing.try_next().await? {
-                if let ListedFragment::Fragment(fragment, bytes) = listed {
-                    found.push((id.0, fragment, bytes));
+            while let Some(listed) = listing.next().await {
+                match listed {
+                    Ok(ListedFragment::Fragment(fragment, bytes)) => {
+                        found.push((id.0, fragment, bytes));
+                    }
+                    Ok(ListedFragment::Foreign) => {}
+                    Err(error) => {
+                        tracing::debug!(store = member.name, %error, "could not list a data store");
+                        break;
+                    }
                 }
             }
         }
-        Ok(found)
+        found
     }
 }
 
@@ -356,7 +384,7 @@ fn unknown_store(id: u32) -> Error {
 
 fn too_few(scheme: Scheme, count: usize) -> Error {
     let source = format!(
-        "{scheme} needs stores in {} failure domains, and there are {count} stores",
+        "a segment of {scheme} needs data stores in {} failure domains, and {count} take fragments now",
         scheme.fragments()
     );
     Error::Generic { store: "fragments", source: source.into() }
@@ -373,20 +401,18 @@ fn names(name: &SegmentName, fragments: &Fragments) -> Vec<(u32, FragmentName)> 
 #[async_trait::async_trait]
 impl SegmentStore for CodedSegments {
     async fn put(&self, segment: &SealedSegment) -> Result<Placement> {
-        self.write(&segment.info, segment.bytes.clone()).await
+        self.write(&segment.info, segment.bytes.clone(), 1).await
     }
 
     async fn restore(&self, info: &SegmentInfo, object: Bytes) -> Result<Placement> {
-        self.write(info, object).await
+        self.write(info, object, 1).await
     }
 
     async fn replace(&self, segment: &StoredSegment, object: Bytes) -> Result<Placement> {
         match self.coded(segment)? {
             None => self.objects.replace(segment, object).await,
-            Some(coded) => {
-                self.write_again(&coded, object).await?;
-                Ok(segment.placement.clone())
-            }
+            // Beside what is left of it, on stores that take fragments now.
+            Some(coded) => self.write(&segment.info, object, coded.next_generation()).await,
         }
     }
 
@@ -411,9 +437,27 @@ impl SegmentStore for CodedSegments {
         }
     }
 
+    fn redundancy(&self, segment: &StoredSegment) -> Option<RedundancyOf> {
+        self.redundancy_of(segment)
+    }
+
+    async fn rebuild(&self, segment: &StoredSegment, depth: Depth) -> Result<Rebuilt> {
+        match self.coded(segment)? {
+            None => Ok(Rebuilt::default()),
+            Some(coded) => self.rebuild_coded(&coded, depth).await,
+        }
+    }
+
+    async fn delete_moved(&self, segment: &StoredSegment, kept: &Placement) -> Result<()> {
+        match self.coded(segment)? {
+            None => Ok(()),
+            Some(coded) => self.delete_places(&coded, kept).await,
+        }
+    }
+
     async fn size(&self, name: &SegmentName, placement: Option<&Placement>) -> Result<u64> {
         let Some(placement) = placement else {
-            let found = self.find(name).await?;
+            let found = self.find(name).await;
             return match found.is_empty() {
                 true => self.objects.size(name, None).await,
                 false => Ok(found.iter().map(|(_, _, bytes)| bytes).sum()),
@@ -433,7 +477,7 @@ impl SegmentStore for CodedSegments {
             }
             Some(Placement::Object) => self.objects.delete(segment).await,
             None => {
-                let found = self.find(&segment.name).await?;
+                let found = self.find(&segment.name).await;
                 self.delete_all(found.into_iter().map(|(id, name, _)| (id, name)).collect())
                     .await?;
                 self.objects.delete(segment).await
@@ -451,25 +495,15 @@ impl SegmentStore for CodedSegments {
             });
             listing.boxed()
         });
-        let all: Vec<_> = listings.chain([self.objects.list(count_max)]).collect();
-        // A store that is away hides nothing of the others: its error comes last.
-        let failure = Arc::new(Mutex::new(None));
-        let last = Arc::clone(&failure);
-        let end = futures::stream::once(async move { last.lock().take() });
-        futures::stream::iter(all)
-            .flatten()
-            .filter_map(move |listed| {
-                let listed = match listed {
-                    Ok(listed) => Some(listed),
-                    Err(error) => {
-                        failure.lock().get_or_insert(error);
-                        None
-                    }
-                };
-                std::future::ready(listed.map(Ok))
-            })
-            .chain(end.filter_map(|error| std::future::ready(error.map(Err))))
-            .boxed()
+        // What a store that is away has is found by the sweep of a later owner.
+        let answered = listings.map(|listing| {
+            let told = listing.inspect_err(|error: &Error| {
+                tracing::debug!(%error, "could not list a data store");
+            });
+            told.filter(|listed| std::future::ready(listed.is_ok())).boxed()
+        });
+        let all: Vec<_> = answered.chain([self.objects.list(count_max)]).collect();
+        futures::stream::iter(all).flatten().boxed()
     }
 
     async fn has_any(&self, look_count: u32) -> Result<bool> {

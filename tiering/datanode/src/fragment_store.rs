@@ -184,7 +184,9 @@ impl FragmentStore for ObjectFragments {
         self.look_sometimes().await?;
         let (path, payload) = (name.path(), PutPayload::from_iter(parts));
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
-        match self.store.put_opts(&path, payload.clone(), options).await {
+        let put = self.store.put_opts(&path, payload.clone(), options).await;
+        let is_made = put.is_ok();
+        match put {
             Ok(_) => {}
             Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
                 let found = self.store.get(&path).await?.bytes().await?;
@@ -196,7 +198,12 @@ impl FragmentStore for ObjectFragments {
             Err(failed) => return Err(failed),
         }
         // The disk may have been unmounted since the first look.
-        self.look_sometimes().await
+        let looked = self.look_sometimes().await;
+        if looked.is_err() && is_made {
+            // Not there, where it would be in the way, and not on the disk, which may be back.
+            let _ = self.store.delete(&path).await;
+        }
+        looked
     }
 
     async fn read(&self, name: &FragmentName, range: Range<u64>) -> Result<Bytes> {

@@ -261,7 +261,9 @@ impl Map {
             if self.has_dedup() {
                 draft.forget_dedup(number, asked.by_place.forgotten.get(&number));
             }
-            report.forgotten.push(record.clone());
+            // Its fragments may have moved since the caller read the record.
+            let current = self.find_segment(number).await?;
+            report.forgotten.push(current.unwrap_or_else(|| record.clone()));
         }
         for (number, blocks) in &counts {
             draft.put(&keys::live_key(*number), &encode_live(*blocks));

@@ -16,7 +16,7 @@ use api::scrub::{BadSegmentInfo, ScrubInfo};
 use api::snapshot::{DiffExtent, DiffInfo, Keep, ScheduleInfo, ScheduledInfo, SnapshotInfo};
 use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
-    LogInfo, NbdInfo, SpaceInfo, StalledInfo, StatusInfo, TierInfo,
+    LogInfo, NbdInfo, RedundancyInfo, SpaceInfo, StalledInfo, StatusInfo, SurvivalInfo, TierInfo,
 };
 use api::volume::{DedupInfo, Durability, RecoveredInfo, VolumeInfo};
 use std::collections::BTreeMap;
@@ -471,6 +471,18 @@ fn eventful_status() -> StatusInfo {
             hedged_read_count: 3,
             written_bytes: 3 << 20,
             missing_write_count: 4,
+            redundancy: Some(RedundancyInfo {
+                survivals: vec![
+                    SurvivalInfo { losses: Some(1), bytes: 1 << 30 },
+                    SurvivalInfo { losses: Some(2), bytes: 2 << 30 },
+                ],
+                lacking_count: 32,
+                lacking_bytes: 1 << 30,
+            }),
+            rebuild_left_count: 30,
+            rebuilt_count: 2,
+            rebuilt_bytes: 16 << 20,
+            rebuild_failure: Some("no store takes it".to_owned()),
         }),
         dedup: Some(DedupInfo {
             is_on: true,

@@ -2,7 +2,9 @@
 
 use super::{member, node, pairs};
 use api::restore::RestoreInfo;
-use api::status::{CacheInfo, ConditionInfo, DataStoresInfo, NbdInfo, SpaceInfo, StatusInfo};
+use api::status::{
+    CacheInfo, ConditionInfo, DataStoresInfo, NbdInfo, RedundancyInfo, SpaceInfo, StatusInfo,
+};
 use block::quantities::{ByteSize, utc};
 use block::units::BLOCK_BYTES;
 use std::fmt::Write;
@@ -199,22 +201,40 @@ fn dedup(info: &StatusInfo) -> String {
 
 fn data_stores(found: &DataStoresInfo) -> String {
     let answering = found.stores.iter().filter(|store| store.failure.is_none()).count();
-    let missing = match found.missing_write_count {
-        0 => String::new(),
-        count => format!(", {count} fragments not written"),
+    let risk = found.redundancy.as_ref().map_or_else(String::new, survival);
+    let rebuilt = match (found.rebuild_left_count, found.rebuilt_count) {
+        (0, 0) => String::new(),
+        (left, count) => format!(
+            "; {count} fragments made anew ({}), {left} segments to go",
+            ByteSize(found.rebuilt_bytes).rounded()
+        ),
     };
     let leaving = match found.stores.iter().filter(|store| store.is_leaving).count() {
         0 => String::new(),
         count => format!(", {count} no longer configured"),
     };
     format!(
-        "{} over {} data stores, {answering} of which answer{leaving}; {} reads, {} decoded, {} hedged{missing}",
+        "{} over {} data stores, {answering} of which answer{leaving}{risk}{rebuilt}; {} reads, {} decoded, {} hedged",
         found.scheme,
         found.stores.len(),
         found.read_count,
         found.degraded_read_count,
         found.hedged_read_count
     )
+}
+
+/// Tells whether data is at risk: what the least safe of it survives.
+fn survival(found: &RedundancyInfo) -> String {
+    let Some(worst) = found.survivals.first() else { return String::new() };
+    let bytes = ByteSize(worst.bytes).rounded();
+    let is_all = found.survivals.len() == 1;
+    let subject = if is_all { "everything".to_owned() } else { bytes };
+    match worst.losses {
+        None => format!("; {subject} CANNOT BE READ until stores are back"),
+        Some(0) => format!("; {subject} would be LOST with one more store"),
+        Some(1) => format!("; {subject} survives the loss of any store"),
+        Some(losses) => format!("; {subject} survives the loss of any {losses} stores"),
+    }
 }
 
 fn space(space: &SpaceInfo) -> String {

@@ -91,7 +91,7 @@ async fn an_attached_volume_of_the_pool_is_known_by_its_name() {
 
 /// Removes the pool without a daemon.
 async fn removed(config: &Config) -> Result<engine::removal::PoolRemoved> {
-    engine::removal::remove(&pool_config(&config), check_detached).await
+    engine::removal::remove(&pool_config(config), check_detached).await
 }
 
 /// Removes `db` without a daemon, and expects a refusal.

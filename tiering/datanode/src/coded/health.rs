@@ -150,6 +150,12 @@ impl Health {
         is_first
     }
 
+    /// How long the store has not been read.
+    pub(super) fn away_for(&self) -> Duration {
+        let since = self.state.lock().reads.as_ref().map(|failing| failing.since);
+        since.map_or(Duration::ZERO, |since| self.clock.since(since))
+    }
+
     /// Notes the time of a read that was answered.
     pub(super) fn note_time(&self, taken: Duration) {
         let mut state = self.state.lock();

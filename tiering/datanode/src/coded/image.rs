@@ -39,9 +39,10 @@ pub(super) struct CodedImage {
 }
 
 impl CodedImage {
-    /// Codes a segment for its first placement. Blocks for as long as it takes to compute.
+    /// Codes a segment for a placement of its own. Blocks for as long as it takes to compute.
     pub(super) fn new(
         scheme: Scheme,
+        generation: u64,
         owner: FragmentOwner,
         id: &SegmentId,
         object: Bytes,
@@ -57,7 +58,7 @@ impl CodedImage {
         borders.push(end);
         let len = u32::try_from(object.len()).map_err(|_| failed("a segment is too long"))?;
         let cuts = Cuts::new(scheme, len, &borders);
-        CodedImage::with_cuts(scheme, cuts, vec![1; scheme.fragments()], owner, &object)
+        CodedImage::with_cuts(scheme, cuts, vec![generation; scheme.fragments()], owner, &object)
     }
 
     /// Codes a segment for a placement that is known, with the generation of each fragment.

@@ -1,21 +1,24 @@
 //! A store of fragments with what is known of it: every request goes through here and is noted.
 //!
 //! Invariants:
-//! - Every request ends: after the store's own limits, or after those here.
-//! - A store that fails is not waited for: its requests fail at once, except for the one whose turn it is.
+//! - Every request ends for its caller: after the store's own limits, or after those here.
+//! - A request that was sent keeps its place until the store has answered it. A drive that hangs keeps a
+//!   thread for each, so there are few places: see [`NamedStore::width`](super::NamedStore::width).
 
+use super::NamedStore;
 use super::health::{Health, Way};
 use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment};
 use crate::placing::StoreInfo;
 use block::env::Clock;
 use bytes::Bytes;
+use futures::StreamExt;
 use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
 use object_store::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::segment::SegmentName;
+use tokio::sync::Semaphore;
 
 /// Longest request but for its bytes. Chosen by hand.
 const TIME_MAX: Duration = Duration::from_secs(20);
@@ -29,19 +32,23 @@ pub(super) struct Member {
     /// Its URL, for people.
     pub(super) name: String,
     store: Arc<dyn FragmentStore>,
+    places: Arc<Semaphore>,
     health: Health,
     clock: Arc<dyn Clock>,
+    /// Time after which a store that is away counts as lost.
+    lost_after: Duration,
 }
 
 impl Member {
-    pub(super) fn new(
-        info: StoreInfo,
-        name: String,
-        store: Arc<dyn FragmentStore>,
-        clock: Arc<dyn Clock>,
-    ) -> Member {
-        let health = Health::new(Arc::clone(&clock));
-        Member { info, name, store, health, clock }
+    pub(super) fn new(named: NamedStore, clock: Arc<dyn Clock>, lost_after: Duration) -> Member {
+        let NamedStore { info, name, store, width } = named;
+        let (health, places) = (Health::new(Arc::clone(&clock)), Arc::new(Semaphore::new(width)));
+        Member { info, name, store, places, health, clock, lost_after }
+    }
+
+    /// Whether the store has been away for so long that its fragments are made anew elsewhere.
+    pub(super) fn is_lost(&self) -> bool {
+        self.health.is_failing(Way::Read) && self.health.away_for() >= self.lost_after
     }
 
     pub(super) fn health(&self) -> &Health {
@@ -51,14 +58,17 @@ impl Member {
     /// Writes a fragment.
     pub(super) async fn put(&self, name: &FragmentName, parts: Vec<Bytes>) -> Result<()> {
         let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        self.noted(Way::Write, bytes, self.store.put(name, parts)).await
+        let (store, name) = (Arc::clone(&self.store), *name);
+        self.noted(Way::Write, bytes, async move { store.put(&name, parts).await }).await
     }
 
     /// Reads a range; its time counts.
     pub(super) async fn read(&self, name: &FragmentName, range: Range<u64>) -> Result<Bytes> {
         let begun = self.clock.now();
         let bytes = range.end - range.start;
-        let read = self.noted(Way::Read, bytes, self.store.read(name, range)).await;
+        let (store, name) = (Arc::clone(&self.store), *name);
+        let read = self.noted(Way::Read, bytes, async move { store.read(&name, range).await });
+        let read = read.await;
         if read.is_ok() {
             self.health.note_time(self.clock.since(begun));
         }
@@ -67,16 +77,19 @@ impl Member {
 
     /// Reads a fragment of about this many bytes.
     pub(super) async fn read_whole(&self, name: &FragmentName, bytes: u64) -> Result<Bytes> {
-        self.noted(Way::Read, bytes, self.store.read_whole(name)).await
+        let (store, name) = (Arc::clone(&self.store), *name);
+        self.noted(Way::Read, bytes, async move { store.read_whole(&name).await }).await
     }
 
     pub(super) async fn size(&self, name: &FragmentName) -> Result<u64> {
-        self.noted(Way::Read, 0, self.store.size(name)).await
+        let (store, name) = (Arc::clone(&self.store), *name);
+        self.noted(Way::Read, 0, async move { store.size(&name).await }).await
     }
 
+    /// Deletes a fragment, of a full store, too.
     pub(super) async fn delete(&self, name: &FragmentName) -> Result<()> {
-        self.patient(Way::Write)?;
-        self.noted(Way::Write, 0, self.store.delete(name)).await
+        let (store, name) = (Arc::clone(&self.store), *name);
+        self.noted(Way::Read, 0, async move { store.delete(&name).await }).await
     }
 
     /// Lists the fragments of a segment, or all of them.
@@ -85,48 +98,53 @@ impl Member {
         segment: Option<&SegmentName>,
         count_max: u64,
     ) -> BoxStream<'static, Result<ListedFragment>> {
-        if let Err(error) = self.patient(Way::Read) {
-            return futures::stream::iter([Err(error)]).boxed();
+        if !self.health.may_ask(Way::Read) {
+            let why = self.health.failure().unwrap_or_default();
+            return futures::stream::iter([Err(failed(format!("{} is away: {why}", self.name)))])
+                .boxed();
         }
-        let member = Arc::clone(self);
         let listing = self.store.list(segment, count_max);
-        let failed = move |error: &Error| {
-            let _ = member.health.fail(Way::Read, &error.to_string());
-        };
-        listing.inspect_err(failed).boxed()
+        let listed = futures::stream::unfold(
+            (Some(listing), Arc::clone(self)),
+            |(listing, member)| async move {
+                let mut listing = listing?;
+                let next = tokio::time::timeout(TIME_MAX, listing.next()).await;
+                let next = next.unwrap_or_else(|_| Some(Err(late(TIME_MAX))))?;
+                if let Err(error) = &next {
+                    let _ = member.health.fail(Way::Read, &error.to_string());
+                }
+                let rest = next.is_ok().then_some(listing);
+                Some((next, (rest, member)))
+            },
+        );
+        listed.boxed()
     }
 
     /// Checks that the store is there.
     pub(super) async fn look(&self) -> Result<()> {
-        self.noted(Way::Read, 0, self.store.look()).await
+        let store = Arc::clone(&self.store);
+        self.noted(Way::Read, 0, async move { store.look().await }).await
     }
 
-    /// Fails at once while the store fails and it is not time to ask it again.
-    fn patient(&self, way: Way) -> Result<()> {
-        match self.health.may_ask(way) {
-            true => Ok(()),
-            false => {
-                let why = self.health.failure().unwrap_or_default();
-                let source = format!("{} is away: {why}", self.name).into();
-                Err(Error::Generic { store: "fragments", source })
-            }
-        }
-    }
-
-    async fn noted<T>(
+    async fn noted<T: Send + 'static>(
         &self,
         way: Way,
         bytes: u64,
-        request: impl Future<Output = Result<T>>,
+        request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let time_max = TIME_MAX + Duration::from_secs(bytes / RATE_MIN);
-        let result = match tokio::time::timeout(time_max, request).await {
-            Ok(result) => result,
-            Err(_) => {
-                let source = format!("no answer in {} s", time_max.as_secs()).into();
-                Err(Error::Generic { store: "fragments", source })
-            }
+        let places = Arc::clone(&self.places);
+        let answered = async move {
+            let place = places.acquire_owned().await;
+            // A task of its own: dropping the wait does not give the place to another request.
+            let sent = tokio::spawn(async move {
+                let _place = place;
+                request.await
+            });
+            sent.await.unwrap_or_else(|cause| Err(Error::JoinError { source: cause }))
         };
+        let result = tokio::time::timeout(time_max, answered).await;
+        let result = result.unwrap_or_else(|_| Err(late(time_max)));
         if self.health.note(way, &result)
             && let Err(error) = &result
         {
@@ -134,4 +152,12 @@ impl Member {
         }
         result
     }
+}
+
+fn late(time_max: Duration) -> Error {
+    failed(format!("no answer in {} s", time_max.as_secs()))
+}
+
+fn failed(why: String) -> Error {
+    Error::Generic { store: "fragments", source: why.into() }
 }

@@ -1,7 +1,7 @@
 //! Reads of segments in fragments.
 
 use super::health::Way;
-use super::image::{CodedImage, failed, failed_by};
+use super::image::{failed, failed_by};
 use super::{CodedSegments, PATTERNS_MAX, unknown_store};
 use crate::fragment_store::FragmentName;
 use crate::seeded_bugs::seeded_bugs;
@@ -20,10 +20,10 @@ use tiering::segment::{Fragments, Placement, SegmentName};
 
 /// A segment in fragments, of a scheme that this version knows.
 pub(super) struct Coded {
-    name: SegmentName,
-    scheme: Scheme,
-    cuts: Cuts,
-    fragments: Arc<Fragments>,
+    pub(super) name: SegmentName,
+    pub(super) scheme: Scheme,
+    pub(super) cuts: Cuts,
+    pub(super) fragments: Arc<Fragments>,
 }
 
 impl Coded {
@@ -47,17 +47,22 @@ impl Coded {
         known().map(Some).ok_or_else(later)
     }
 
-    fn fragment(&self, index: usize) -> FragmentName {
+    pub(super) fn fragment(&self, index: usize) -> FragmentName {
         let generation = self.fragments.places[index].generation;
         let index = u8::try_from(index).expect("a scheme has few fragments");
         FragmentName { segment: self.name, generation, index }
     }
 
-    fn payload_bytes(&self, index: usize) -> usize {
+    pub(super) fn payload_bytes(&self, index: usize) -> usize {
         codec::payload_bytes(self.scheme, &self.cuts, index)
     }
 
-    fn not_found(&self) -> Error {
+    /// A generation above all of the segment.
+    pub(super) fn next_generation(&self) -> u64 {
+        self.fragments.places.iter().map(|place| place.generation).max().unwrap_or(0) + 1
+    }
+
+    pub(super) fn not_found(&self) -> Error {
         let what = "too few of its fragments are left".into();
         Error::NotFound { path: self.name.object_path().to_string(), source: what }
     }
@@ -96,7 +101,11 @@ impl CodedSegments {
     }
 
     /// The fragments, those on stores that work first.
-    fn well_first(&self, coded: &Coded, fragments: impl Iterator<Item = usize>) -> Vec<usize> {
+    pub(super) fn well_first(
+        &self,
+        coded: &Coded,
+        fragments: impl Iterator<Item = usize>,
+    ) -> Vec<usize> {
         let is_well = |index: &usize| {
             let member = self.member(coded.fragments.places[*index].store);
             member.is_some_and(|member| !member.health().is_avoided())
@@ -227,7 +236,7 @@ impl CodedSegments {
     }
 
     /// Reads a range of the payload of a fragment: all of it, or it fails.
-    async fn read_fragment(
+    pub(super) async fn read_fragment(
         &self,
         coded: &Coded,
         index: usize,
@@ -257,12 +266,12 @@ impl CodedSegments {
         let whole = member.read_whole(&name, bytes).await?;
         let header = self.verified_header(coded, index, &whole)?;
         let trailer = whole.get(header.directory_range().start..).unwrap_or_default();
-        let checksums = header.checksums(trailer).map_err(failed_by)?;
+        let checksums = header.checksums(trailer).map_err(damaged)?;
         let checked = Checksums::checked(&range, header.payload_bytes());
         let bytes = whole.slice(header.range_of(&checked));
         match checksums.verify(checked.start, &bytes) {
             true => Ok(bytes.slice(range.start - checked.start..range.end - checked.start)),
-            false => Err(failed("the checksum of a fragment differs")),
+            false => Err(damaged("the checksum of a fragment differs")),
         }
     }
 
@@ -272,14 +281,14 @@ impl CodedSegments {
         index: usize,
         whole: &Bytes,
     ) -> Result<FragmentHeader> {
-        let header = FragmentHeader::decode(whole).map_err(failed_by)?;
+        let header = FragmentHeader::decode(whole).map_err(damaged)?;
         let place = u8::try_from(index).expect("a scheme has few fragments");
         let owner = self.owner(&coded.name);
         let is_it = header.is_of(&owner, place, coded.fragments.places[index].generation)
             && (header.scheme, &header.cuts) == (coded.scheme, &coded.cuts);
         match (is_it || seeded_bugs().header_unchecked) && whole.len() == header.fragment_bytes() {
             true => Ok(header),
-            false => Err(failed("a fragment is another one")),
+            false => Err(damaged("a fragment is another one")),
         }
     }
 
@@ -289,34 +298,14 @@ impl CodedSegments {
         self.read_range(coded, whole, false).await
     }
 
-    /// Writes the fragments of a placement again that are not as they should be.
-    pub(super) async fn write_again(&self, coded: &Coded, object: Bytes) -> Result<()> {
-        let (scheme, cuts) = (coded.scheme, coded.cuts.clone());
-        let generations = coded.fragments.places.iter().map(|place| place.generation).collect();
-        let owner = self.owner(&coded.name);
-        let coding = tokio::task::spawn_blocking(move || {
-            CodedImage::with_cuts(scheme, cuts, generations, owner, &object)
-        });
-        let image = coding.await.map_err(|cause| Error::JoinError { source: cause })??;
-        for (index, fragment) in image.fragments.iter().enumerate() {
-            let Some(member) = self.member(coded.fragments.places[index].store) else { continue };
-            let (name, parts) = (coded.fragment(index), fragment.parts());
-            match member.put(&name, parts.clone()).await {
-                Err(Error::AlreadyExists { .. }) => {
-                    member.delete(&name).await?;
-                    member.put(&name, parts).await?;
-                }
-                put => put?,
-            }
-        }
-        Ok(())
-    }
-
     /// The length of the image, if enough fragments are there with their lengths.
     pub(super) async fn size_of(&self, coded: &Coded) -> Result<u64> {
-        let sizes = coded.fragments.stores().enumerate().filter_map(|(index, id)| {
-            let member = self.member(id)?;
-            Some(async move { member.size(&coded.fragment(index)).await })
+        let sizes = coded.fragments.stores().enumerate().map(|(index, id)| async move {
+            match self.member(id) {
+                Some(member) => member.size(&coded.fragment(index)).await,
+                None if id == Fragments::NOWHERE => Err(coded.not_found()),
+                None => Err(unknown_store(id)),
+            }
         });
         let mut lost = coded.not_found();
         let mut count = 0;
@@ -345,6 +334,18 @@ impl CodedSegments {
         patterns.insert(key, Arc::clone(&pattern));
         Ok(pattern)
     }
+}
+
+/// In errors, the name of the store: a fragment was read and is not right.
+const DAMAGED: &str = "damaged fragment";
+
+fn damaged(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::Generic { store: DAMAGED, source: why.into() }
+}
+
+/// Whether the store has answered that a fragment is not there, or has sent one that is not right.
+pub(super) fn is_damage(error: &Error) -> bool {
+    matches!(error, Error::NotFound { .. } | Error::Generic { store: DAMAGED, .. })
 }
 
 /// Of two failures, the one that says less about the segment: one that is not stored may only be claimed if

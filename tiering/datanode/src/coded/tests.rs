@@ -12,6 +12,8 @@ use tiering::segment::{FrameAt, SegmentBuilder, SegmentNumber, SegmentSeed};
 use tiering::testing::{Answer, IllStore, Op, Rng, Rule};
 
 const DEBT_AFTER: Duration = Duration::from_secs(10);
+/// Time after which a store that is away counts as lost.
+const LOST_AFTER: Duration = Duration::from_secs(900);
 const POOL: [u8; 16] = *b"pool identity 16";
 
 struct World {
@@ -37,6 +39,7 @@ fn options(scheme: &str, stores: Vec<NamedStore>, objects: &Arc<InMemory>) -> Co
         clock: Arc::new(ManualClock::new()),
         conditions: Conditions::default(),
         debt_after: DEBT_AFTER,
+        lost_after: LOST_AFTER,
     }
 }
 
@@ -51,7 +54,7 @@ async fn named(
     store.put(&path, bytes.into()).await.expect("it writes");
     let store = ObjectFragments::new(store, witness(), Arc::new(clock.clone()));
     let info = StoreInfo { id: StoreId(id), domain, weight: 1 };
-    NamedStore { info, name: format!("store {id}"), store: Arc::new(store) }
+    NamedStore { info, name: format!("store {id}"), store: Arc::new(store), width: 8 }
 }
 
 /// A pool with one store for each failure domain.
@@ -380,7 +383,7 @@ async fn placement_of_a_later_version_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn store_whose_witness_is_gone_is_away_and_not_empty() {
     let world = world("4+2", 6).await;
-    let (sealed, _) = segment(14, 40);
+    let (sealed, frames) = segment(14, 40);
     let stored = world.put(&sealed).await;
     // Three disks are not mounted: their directories are empty.
     let mut contents = Vec::new();
@@ -395,9 +398,6 @@ async fn store_whose_witness_is_gone_is_away_and_not_empty() {
     }
     let error = world.coded.read_whole(&stored).await.unwrap_err();
     assert!(!matches!(error, Error::NotFound { .. }), "nothing is lost: {error}");
-    let leftover = Leftover::from(&stored);
-    assert!(world.coded.delete(&leftover).await.is_err(), "three fragments would come back");
-    assert!(world.coded.list(99).try_collect::<Vec<_>>().await.is_err());
     world.coded.look().await;
     let away = world.conditions.list();
     assert_eq!(away.len(), 3, "{away:?}");
@@ -413,7 +413,7 @@ async fn store_whose_witness_is_gone_is_away_and_not_empty() {
     }
     world.heal().await;
     assert!(world.conditions.list().is_empty());
-    // The deletion took the fragments of the other three, so this one is gone; a new one is as ever.
+    reads_right(&world, &stored, &sealed, &frames).await;
     let (sealed, frames) = segment(16, 40);
     let stored = world.put(&sealed).await;
     assert!(!fragments(&stored).stores().any(|id| id == Fragments::NOWHERE));
@@ -487,4 +487,138 @@ async fn with_one_parity_fragment_writes_go_on_without_a_store() {
         assert!(world.coded.put(&segment(20, 40).0).await.is_err());
         world.clock.advance(DEBT_AFTER);
     }
+}
+
+impl World {
+    async fn rebuilt(&self, stored: &StoredSegment, depth: Depth) -> (StoredSegment, Rebuilt) {
+        let rebuilt = self.coded.rebuild(stored, depth).await.expect("enough are left");
+        let placement = rebuilt.placement.clone().unwrap_or_else(|| stored.placement.clone());
+        let moved = StoredSegment { info: stored.info, placement };
+        self.coded.delete_moved(stored, &moved.placement).await.expect("what answers deletes");
+        (moved, rebuilt)
+    }
+
+    /// The names of all fragments, by the number of their store.
+    async fn all_fragments(&self) -> Vec<(u32, FragmentName)> {
+        let mut all = Vec::new();
+        for (number, store) in self.stores.iter().enumerate() {
+            let mut listing = store.inner().list(None);
+            while let Some(found) = listing.try_next().await.expect("it lists") {
+                let name = FragmentName::parse(&found.location);
+                all.extend(name.map(|name| (number as u32 + 1, name)));
+            }
+        }
+        all
+    }
+}
+
+/// The placement names what is stored, and nothing else is.
+async fn is_exact(world: &World, stored: &StoredSegment) {
+    let mut named = names(&stored.info.name(), fragments(stored));
+    named.sort_unstable();
+    let mut all = world.all_fragments().await;
+    all.sort_unstable();
+    assert_eq!(named, all);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fragments_of_a_lost_store_are_made_anew_elsewhere() {
+    let world = world("4+2", 8).await;
+    let (sealed, frames) = segment(30, 40);
+    let stored = world.put(&sealed).await;
+    let whole = RedundancyOf { spare: Some(2), is_lacking: false };
+    assert_eq!(world.coded.redundancy(&stored), Some(whole));
+    let gone = fragments(&stored).places[1].store;
+    world.kill(gone);
+    world.coded.look().await;
+    let away = RedundancyOf { spare: Some(1), is_lacking: false };
+    assert_eq!(world.coded.redundancy(&stored), Some(away), "it may come back");
+    world.clock.advance(LOST_AFTER);
+    let lost = RedundancyOf { spare: Some(1), is_lacking: true };
+    assert_eq!(world.coded.redundancy(&stored), Some(lost));
+    let rebuilt = world.coded.rebuild(&stored, Depth::Presence).await.expect("five are left");
+    assert_eq!((rebuilt.fragment_count, rebuilt.is_lacking), (1, false));
+    let moved = StoredSegment { info: stored.info, placement: rebuilt.placement.expect("changed") };
+    assert_eq!(world.coded.redundancy(&moved), Some(whole));
+    let place = fragments(&moved).places[1];
+    assert!(place.store != gone && place.generation == 2, "{place:?}");
+    reads_right(&world, &moved, &sealed, &frames).await;
+    let again = world.coded.rebuild(&moved, Depth::Checksums).await.expect("it is whole");
+    assert!(again.placement.is_none() && again.fragment_count == 0, "{again:?}");
+    // The old fragment is deleted when its store is back.
+    world.coded.delete_moved(&stored, &moved.placement).await.expect("it does not wait for it");
+    world.heal().await;
+    world.coded.delete_moved(&stored, &moved.placement).await.expect("it is back");
+    is_exact(&world, &moved).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn debt_is_paid_when_stores_are_back() {
+    let world = world("4+2", 6).await;
+    world.kill(3);
+    let (sealed, frames) = segment(31, 40);
+    world.coded.put(&sealed).await.unwrap_err();
+    world.clock.advance(DEBT_AFTER);
+    let stored = world.put(&sealed).await;
+    let debt = world.coded.redundancy(&stored);
+    assert_eq!(debt, Some(RedundancyOf { spare: Some(1), is_lacking: true }));
+    // No other failure domain is free, and nothing is read in vain.
+    world.stores.iter().for_each(|store| drop(store.take_requests()));
+    let (same, rebuilt) = world.rebuilt(&stored, Depth::Presence).await;
+    assert!(rebuilt.is_lacking && rebuilt.fragment_count == 0, "{rebuilt:?}");
+    assert!(same.placement.is(&stored.placement));
+    world.heal().await;
+    let (paid, rebuilt) = world.rebuilt(&stored, Depth::Presence).await;
+    assert_eq!((rebuilt.fragment_count, rebuilt.is_lacking), (1, false));
+    is_exact(&world, &paid).await;
+    reads_right(&world, &paid, &sealed, &frames).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn damaged_and_missing_fragments_are_found_by_their_checksums_and_made_anew() {
+    let world = world("4+2", 6).await;
+    let (sealed, frames) = segment(32, 40);
+    for (flipped, gone) in [(0, 5), (4, 1), (5, 4)] {
+        let stored = world.put(&sealed).await;
+        world.lose(&stored, gone).await;
+        let (id, name) = names(&sealed.info.name(), fragments(&stored))[flipped];
+        let inner = world.store(id).inner().clone();
+        let found = inner.get(&name.path()).await.expect("it is there");
+        let mut bytes = found.bytes().await.expect("it is there").to_vec();
+        let at = bytes.len() / 2;
+        bytes[at] ^= 1;
+        inner.put(&name.path(), bytes.into()).await.expect("it writes");
+        // The listing shows the missing one only.
+        let shallow = world.coded.rebuild(&stored, Depth::Presence).await.expect("enough are left");
+        assert!((1..=2).contains(&shallow.fragment_count), "{shallow:?}");
+        let placement = shallow.placement.expect("changed");
+        let shallow = StoredSegment { info: stored.info, placement };
+        let (deep, rebuilt) = world.rebuilt(&shallow, Depth::Checksums).await;
+        assert!(rebuilt.fragment_count <= 1 && !rebuilt.is_lacking, "{rebuilt:?}");
+        world.coded.delete_moved(&stored, &deep.placement).await.expect("all answer");
+        is_exact(&world, &deep).await;
+        let again = world.coded.rebuild(&deep, Depth::Checksums).await.expect("it is whole");
+        assert_eq!(again.fragment_count, 0);
+        reads_right(&world, &deep, &sealed, &frames).await;
+        world.coded.delete(&Leftover::from(&deep)).await.expect("it deletes");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_made_of_fragments_that_do_not_verify() {
+    let world = world("2+1", 4).await;
+    let (sealed, _) = segment(33, 40);
+    let stored = world.put(&sealed).await;
+    world.lose(&stored, 0).await;
+    let (id, name) = names(&sealed.info.name(), fragments(&stored))[2];
+    let inner = world.store(id).inner().clone();
+    let bytes = inner.get(&name.path()).await.expect("there").bytes().await.expect("there");
+    let mut damaged = bytes.to_vec();
+    damaged[400] ^= 1;
+    inner.put(&name.path(), damaged.into()).await.expect("it writes");
+    let before = world.all_fragments().await;
+    for depth in [Depth::Presence, Depth::Checksums] {
+        assert!(world.coded.rebuild(&stored, depth).await.is_err(), "one is left of two");
+    }
+    assert_eq!(world.all_fragments().await, before, "and nothing was changed");
 }

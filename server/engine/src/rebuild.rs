@@ -1,0 +1,173 @@
+//! The job that makes the fragments of segments anew which a lost data store had, and shows what the data would
+//! survive.
+//!
+//! Invariants:
+//! - A walk through all segments comes before and after: what is shown was counted, never assumed.
+//! - The job gives way to clients: it rests as long as each segment took, up to a second.
+
+use crate::data_stores::OpenDataStores;
+use crate::open_pool::OpenPool;
+use block::conditions::Report;
+use block::quantities::ByteSize;
+use block::{ConditionKind, Conditions, Result};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tiering::rebuild::Redundancy;
+use tiering::segment_store::Depth;
+use tokio::sync::watch;
+
+/// Shortest and longest pause between two walks while the stores are as they were. Chosen by hand: a walk reads the
+/// records of all segments from the metadata.
+const WALK_PAUSE: Duration = Duration::from_secs(10);
+const WALK_PAUSE_MAX: Duration = Duration::from_secs(600);
+/// Pause between two looks whether a store has come or gone.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+/// Longest rest after a segment.
+const REST_MAX: Duration = Duration::from_secs(1);
+/// Subject of the condition.
+const POOL: &str = "pool";
+
+/// The state of the job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RebuildStatus {
+    /// What the segments would survive, as the last walk has counted; absent before the first.
+    pub redundancy: Option<Redundancy>,
+    /// Segments that the last walk found lacking and that were not examined since.
+    pub left_count: u64,
+    /// Fragments made anew since the start.
+    pub fragment_count: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Cause of the last failure, until a segment succeeds.
+    pub failure: Option<String>,
+}
+
+/// Shared state of the job.
+#[derive(Debug, Default)]
+pub struct RebuildState(Mutex<RebuildStatus>);
+
+impl RebuildState {
+    /// Returns the state.
+    #[must_use]
+    pub fn status(&self) -> RebuildStatus {
+        self.0.lock().clone()
+    }
+}
+
+/// Rebuilds whenever stores have come or gone, and from time to time, until `stop`.
+pub async fn rebuild(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    let Some(stores) = open.data_stores.clone() else { return };
+    let mut pause = WALK_PAUSE;
+    loop {
+        let (pool, state) = (open.pool.clone(), open.rebuild.clone());
+        let (conditions, clock) = (open.conditions.clone(), open.config.clock.clone());
+        let lane = pool.tier().background().clone();
+        let mut stopped = stop.clone();
+        let seen = seen(&*stores);
+        let round = lane.spawn(async move {
+            tokio::select! {
+                done = round(&pool, &state, &conditions, &*clock) => done,
+                _ = stopped.wait_for(|stop| *stop) => Ok(false),
+            }
+        });
+        match round.await {
+            Ok(Ok(true)) => pause = WALK_PAUSE,
+            Ok(Ok(false)) => pause = (pause * 2).min(WALK_PAUSE_MAX),
+            Ok(Err(error)) => {
+                tracing::debug!(error = %error.chain(), "a walk for lacking fragments was cut short");
+            }
+            // The supervisor of this job handles it.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => return,
+        }
+        let walked = open.config.clock.now();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_PAUSE) => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+            let now = self::seen(&*stores);
+            if now != seen || open.config.clock.since(walked) >= pause {
+                pause = if now == seen { pause } else { WALK_PAUSE };
+                break;
+            }
+        }
+    }
+}
+
+/// What decides whether a walk finds something else than the last one: for each store whether it fails and is lost,
+/// and the number of fragments that were not written.
+fn seen(stores: &dyn OpenDataStores) -> (Vec<(bool, bool)>, u64) {
+    let status = stores.status();
+    let states = status.stores.iter().map(|store| (store.failure.is_some(), store.is_lost));
+    (states.collect(), status.missing_write_count)
+}
+
+/// Walks, rebuilds what is lacking, and walks again if something was. Returns whether anything was rebuilt.
+async fn round(
+    pool: &crate::pool::Pool,
+    state: &RebuildState,
+    conditions: &Conditions,
+    clock: &dyn block::env::Clock,
+) -> Result<bool> {
+    let mut is_any = false;
+    loop {
+        let (found, lacking) = pool.tier().redundancy().await?;
+        show(conditions, &found);
+        {
+            let mut state = state.0.lock();
+            (state.redundancy, state.left_count) = (Some(found), lacking.len() as u64);
+        }
+        let mut is_progress = false;
+        for number in lacking {
+            let begun: Instant = clock.now();
+            let rebuilt = pool.tier().rebuild(number, Depth::Presence).await;
+            {
+                let mut state = state.0.lock();
+                state.left_count = state.left_count.saturating_sub(1);
+                match &rebuilt {
+                    Ok(Some(report)) => {
+                        state.fragment_count += report.fragment_count;
+                        state.bytes += report.bytes;
+                        if report.fragment_count > 0 {
+                            (is_progress, state.failure) = (true, None);
+                        }
+                    }
+                    Ok(None) => {}
+                    Err(error) => state.failure = Some(error.chain()),
+                }
+            }
+            if let Err(error) = rebuilt
+                && error.kind() == block::ErrorKind::Fenced
+            {
+                return Err(error);
+            }
+            tokio::time::sleep(clock.since(begun).min(REST_MAX)).await;
+        }
+        is_any |= is_progress;
+        if !is_progress {
+            return Ok(is_any);
+        }
+    }
+}
+
+fn show(conditions: &Conditions, found: &Redundancy) {
+    let size = |bytes: u64| ByteSize(bytes).rounded();
+    let report = (found.lacking_count > 0).then(|| {
+        let (worst, bytes) = found.bytes.iter().next().map_or((None, 0), |(worst, bytes)| (*worst, *bytes));
+        let cost = match worst {
+            None => format!("{} cannot be read now", size(bytes)),
+            Some(0) => format!("{} would be lost with one more store", size(bytes)),
+            Some(spare) => format!("{} survives the loss of {spare} more stores, and not of more", size(bytes)),
+        };
+        let what = format!(
+            "{} segments of {} lack fragments",
+            found.lacking_count,
+            size(found.lacking_bytes)
+        );
+        let remedy = "bring data stores back, or add some in other failure domains; the fragments are then made anew";
+        Report::new(what, cost, remedy)
+    });
+    conditions.set(ConditionKind::FragmentsLacking, POOL, report);
+}

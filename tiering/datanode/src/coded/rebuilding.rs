@@ -1,0 +1,257 @@
+//! Fragments that a segment lacks are made anew from others.
+//!
+//! Invariants:
+//! - A fragment is made only from fragments whose header and checksums verify.
+//! - No two fragments of the new placement are in one failure domain because of it. New ones have a generation
+//!   above all of the segment. Nothing that is stored is overwritten or deleted.
+
+use super::health::Way;
+use super::image::{CodedImage, failed_by};
+use super::reading::{Coded, is_damage};
+use super::{CodedSegments, names};
+use crate::placing::{StoreId, StoreInfo, candidates};
+use crate::seeded_bugs::seeded_bugs;
+use bytes::Bytes;
+use erasure::codec;
+use erasure::fragment::HEADER_BYTES;
+use futures::StreamExt;
+use object_store::{Error, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tiering::segment::{FragmentPlace, Fragments, Placement, StoredSegment};
+use tiering::segment_store::{Depth, Rebuilt, RedundancyOf};
+
+/// Fragments of a segment that are read at a time. Chosen by hand: each is in memory.
+const READS_AT_ONCE: usize = 8;
+
+impl CodedSegments {
+    /// Whether a fragment counts as stored for good: its store is one of the pool that stays and is not lost.
+    fn stays(&self, place: &FragmentPlace) -> bool {
+        self.member(place.store).is_some_and(|member| member.info.weight > 0 && !member.is_lost())
+    }
+
+    fn domain(&self, place: &FragmentPlace) -> Option<&str> {
+        self.member(place.store).map(|member| member.info.domain.as_str())
+    }
+
+    /// The fragments that do not stay where they are: their store does not, or has another fragment of the segment
+    /// in its failure domain.
+    fn leaving(&self, fragments: &Fragments) -> BTreeSet<usize> {
+        let mut domains = BTreeSet::new();
+        let leaves = |place: &FragmentPlace| {
+            !self.stays(place) || self.domain(place).is_none_or(|domain| !domains.insert(domain))
+        };
+        let mut leaves = leaves;
+        (0..fragments.places.len()).filter(|index| leaves(&fragments.places[*index])).collect()
+    }
+
+    /// Implements [`tiering::segment_store::SegmentStore::redundancy`].
+    pub(super) fn redundancy_of(&self, segment: &StoredSegment) -> Option<RedundancyOf> {
+        let coded = self.coded(segment).ok()??;
+        // A failure domain is lost as a whole.
+        let mut domains: BTreeMap<&str, usize> = BTreeMap::new();
+        for place in &coded.fragments.places {
+            let member = self.member(place.store);
+            if let Some(member) = member.filter(|it| !it.health().is_failing(Way::Read)) {
+                *domains.entry(member.info.domain.as_str()).or_default() += 1;
+            }
+        }
+        let mut counts: Vec<usize> = domains.into_values().collect();
+        counts.sort_unstable();
+        let mut left = counts.iter().sum::<usize>().checked_sub(coded.scheme.data());
+        let spare = left.map(|_| {
+            let survived = counts.iter().rev().take_while(|count| {
+                left = left.and_then(|spare| spare.checked_sub(**count));
+                left.is_some()
+            });
+            u8::try_from(survived.count()).unwrap_or(u8::MAX)
+        });
+        Some(RedundancyOf { spare, is_lacking: !self.leaving(&coded.fragments).is_empty() })
+    }
+
+    /// Implements [`tiering::segment_store::SegmentStore::rebuild`].
+    pub(super) async fn rebuild_coded(&self, coded: &Coded, depth: Depth) -> Result<Rebuilt> {
+        let mut wanted = self.leaving(&coded.fragments);
+        if depth == Depth::Presence {
+            if !wanted.is_empty() && self.free(coded, &wanted).is_empty() {
+                return Ok(Rebuilt { is_lacking: true, ..Rebuilt::default() });
+            }
+            self.find_absent(coded, &mut wanted).await;
+            if wanted.is_empty() {
+                return Ok(Rebuilt::default());
+            }
+        }
+        let found = self.read_sources(coded, depth, &mut wanted).await?;
+        match wanted.is_empty() {
+            true => Ok(Rebuilt::default()),
+            false => self.write_wanted(coded, &wanted, found).await,
+        }
+    }
+
+    /// Reads and verifies as many fragments as are needed, or all of them, and adds to the wanted ones those that do
+    /// not verify.
+    async fn read_sources(
+        &self,
+        coded: &Coded,
+        depth: Depth,
+        wanted: &mut BTreeSet<usize>,
+    ) -> Result<Vec<Option<Bytes>>> {
+        let count = coded.scheme.fragments();
+        let mut found: Vec<Option<Bytes>> = vec![None; count];
+        let mut lost = coded.not_found();
+        let order = self.well_first(coded, 0..count);
+        let mut reading = futures::stream::iter(order)
+            .map(|index| async move { (index, self.read_verified(coded, index).await) })
+            .buffered(READS_AT_ONCE);
+        let is_enough = |found: &[Option<Bytes>]| {
+            depth == Depth::Presence && found.iter().flatten().count() >= coded.scheme.data()
+        };
+        while !is_enough(&found)
+            && let Some((index, payload)) = reading.next().await
+        {
+            match payload {
+                Ok(payload) => found[index] = Some(payload),
+                // A store that is away for now may still have it.
+                Err(error) => {
+                    if is_damage(&error) || self.is_unreadable(coded, index).await {
+                        wanted.insert(index);
+                    }
+                    lost = error;
+                }
+            }
+        }
+        drop(reading);
+        match wanted.is_empty() || found.iter().flatten().count() >= coded.scheme.data() {
+            true => Ok(found),
+            false => Err(lost),
+        }
+    }
+
+    /// Whether a fragment cannot be read while its store answers: a bad sector, for instance.
+    async fn is_unreadable(&self, coded: &Coded, index: usize) -> bool {
+        let Some(member) = self.member(coded.fragments.places[index].store) else { return false };
+        member.look().await.is_ok() && self.read_verified(coded, index).await.is_err()
+    }
+
+    /// Adds the fragments whose stores answer that they do not have them.
+    async fn find_absent(&self, coded: &Coded, wanted: &mut BTreeSet<usize>) {
+        let present = (0..coded.scheme.fragments()).filter(|index| !wanted.contains(index));
+        let sizes = present.filter_map(|index| {
+            let member = self.member(coded.fragments.places[index].store)?;
+            Some(async move { (index, member.size(&coded.fragment(index)).await) })
+        });
+        for (index, size) in futures::future::join_all(sizes).await {
+            match size {
+                Ok(bytes) if bytes > (HEADER_BYTES + coded.payload_bytes(index)) as u64 => {}
+                Ok(_) | Err(Error::NotFound { .. }) => drop(wanted.insert(index)),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// The stores that may get wanted fragments, the best first: those that take some, in other failure domains than
+    /// the fragments that stay.
+    fn free(&self, coded: &Coded, wanted: &BTreeSet<usize>) -> Vec<StoreId> {
+        let places = coded.fragments.places.iter().enumerate();
+        let stay = places.filter(|(index, _)| !wanted.contains(index));
+        let domains: BTreeSet<&str> = stay.filter_map(|(_, place)| self.domain(place)).collect();
+        let takes = self.stores.values().filter(|member| {
+            let health = member.health();
+            !domains.contains(member.info.domain.as_str())
+                && !health.is_failing(Way::Read)
+                && health.may_ask(Way::Write)
+        });
+        let infos: Vec<StoreInfo> = takes.map(|member| member.info.clone()).collect();
+        candidates(&coded.name.id, &infos)
+    }
+
+    /// Writes the wanted fragments to stores in free failure domains.
+    async fn write_wanted(
+        &self,
+        coded: &Coded,
+        wanted: &BTreeSet<usize>,
+        found: Vec<Option<Bytes>>,
+    ) -> Result<Rebuilt> {
+        let mut free = self.free(coded, wanted);
+        if free.is_empty() {
+            return Ok(Rebuilt { is_lacking: true, ..Rebuilt::default() });
+        }
+        let next = coded.next_generation();
+        let image = self.coded_anew(coded, wanted, found, next).await?;
+        let (mut placement, mut rebuilt) = (Fragments::clone(&coded.fragments), Rebuilt::default());
+        let (mut left, mut failure) = (wanted.clone(), None);
+        // A fragment that moves may leave a failure domain to another one.
+        loop {
+            let fits = |index: &usize, id: &StoreId| {
+                let domain = self.stores.get(id).map(|member| member.info.domain.as_str());
+                let mut others = placement.places.iter().enumerate();
+                seeded_bugs().domain_shared
+                    || !others.any(|(other, place)| other != *index && self.domain(place) == domain)
+            };
+            let pair = left.iter().find_map(|index| {
+                let at = free.iter().position(|id| fits(index, id))?;
+                Some((*index, at))
+            });
+            let Some((index, at)) = pair else { break };
+            let id = free.remove(at);
+            let fragment = &image.fragments[index];
+            match self.stores[&id].put(&image.name(&coded.name, index), fragment.parts()).await {
+                Ok(()) => {
+                    placement.places[index] = FragmentPlace { store: id.0, generation: next };
+                    left.remove(&index);
+                    rebuilt.fragment_count += 1;
+                    rebuilt.bytes += fragment.bytes();
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        rebuilt.is_lacking = !left.is_empty();
+        match (rebuilt.fragment_count, failure) {
+            (0, Some(error)) => Err(error),
+            (0, None) => Ok(rebuilt),
+            _ => {
+                rebuilt.placement = Some(Placement::Fragments(Arc::new(placement)));
+                Ok(rebuilt)
+            }
+        }
+    }
+
+    /// Codes the segment once more, with the wanted fragments of generation `next`.
+    async fn coded_anew(
+        &self,
+        coded: &Coded,
+        wanted: &BTreeSet<usize>,
+        found: Vec<Option<Bytes>>,
+        next: u64,
+    ) -> Result<CodedImage> {
+        let places = coded.fragments.places.iter().enumerate();
+        let generation = |(index, place): (usize, &FragmentPlace)| match wanted.contains(&index) {
+            true => next,
+            false => place.generation,
+        };
+        let generations: Vec<u64> = places.map(generation).collect();
+        let (scheme, cuts, owner) = (coded.scheme, coded.cuts.clone(), self.owner(&coded.name));
+        let coding = tokio::task::spawn_blocking(move || {
+            let found: Vec<Option<&[u8]>> = found.iter().map(Option::as_deref).collect();
+            let object = codec::decode(scheme, &cuts, &found).map_err(failed_by)?;
+            CodedImage::with_cuts(scheme, cuts, generations, owner, &object.into())
+        });
+        coding.await.map_err(|cause| Error::JoinError { source: cause })?
+    }
+
+    /// Deletes the fragments at places that the kept placement does not have.
+    pub(super) async fn delete_places(&self, coded: &Coded, kept: &Placement) -> Result<()> {
+        let kept = match kept {
+            Placement::Fragments(kept) => names(&coded.name, kept),
+            Placement::Object => Vec::new(),
+        };
+        let all = names(&coded.name, &coded.fragments);
+        self.delete_all(all.into_iter().filter(|one| !kept.contains(one)).collect()).await
+    }
+
+    /// Reads the payload of a fragment, all of which verifies.
+    async fn read_verified(&self, coded: &Coded, index: usize) -> Result<Bytes> {
+        let len = coded.payload_bytes(index);
+        self.read_fragment(coded, index, 0..len, true).await
+    }
+}

@@ -1,0 +1,215 @@
+//! Rebuild: makes fragments anew that segments lack, where another store has room for them.
+//!
+//! Invariants:
+//! - Order: the new fragments are durable, then the map names them, then the old ones are deleted, after a while
+//!   and not while a copy holds the segment.
+//! - One job at a time changes where a segment is, and it reads the record once it has the turn.
+//! - A segment is held meanwhile: even if the map forgets it, nothing of it is deleted before.
+//! - Segments that survive the fewest further losses come first.
+//! - A walk that was cut short loses nothing: the next one begins again with what is still lacking.
+
+use crate::outage::public_text;
+use crate::pool::{JobParts, Metadata, Pool, Segments};
+use crate::segment::{Placement, SegmentNumber, StoredSegment};
+use crate::segment_store::{Depth, Rebuilt};
+use block::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Records read at a time. Chosen by hand.
+const RECORDS_AT_ONCE: usize = 256;
+/// Maximum number of segments that a walk remembers as lacking; others are found by the next one. Chosen by
+/// hand: 16 MiB of numbers.
+const LACKING_MAX: usize = 1 << 20;
+
+/// How well the segments would survive losses of stores.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Redundancy {
+    /// Bytes of the images of segments, by the number of further stores that may be lost, at worst, without
+    /// losing them. `None`: too few fragments can be had now.
+    pub bytes: BTreeMap<Option<u8>, u64>,
+    /// Segments that lack fragments, or have some on stores that leave.
+    pub lacking_count: u64,
+    /// Bytes of their images.
+    pub lacking_bytes: u64,
+}
+
+/// Result of one step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RebuildReport {
+    /// Fragments made anew.
+    pub fragment_count: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Whether the segment still lacks fragments.
+    pub is_lacking: bool,
+}
+
+/// Time for which moved fragments stay at their old places. Chosen by hand: longer than a read takes.
+const MOVED_STAY: Duration = Duration::from_secs(150);
+/// Maximum number of segments whose old fragments are remembered; the oldest are forgotten and left to the sweep
+/// after the end of the segment. Chosen by hand: 30 MiB.
+const MOVED_MAX: usize = 65_536;
+
+/// The job; see the module.
+pub(crate) struct Rebuild {
+    pool: Arc<Pool>,
+    metadata: Arc<Metadata>,
+    segments: Arc<Segments>,
+    /// One job at a time changes where a segment is.
+    turns: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
+    /// Segments as they were before they moved, and when that was.
+    moved: Mutex<VecDeque<(Instant, StoredSegment)>>,
+}
+
+impl Rebuild {
+    pub(crate) fn new(parts: &JobParts) -> Rebuild {
+        let JobParts { pool, metadata, segments } = parts.clone();
+        Rebuild { pool, metadata, segments, turns: Mutex::default(), moved: Mutex::default() }
+    }
+
+    /// Walks the records of all segments. Returns what they survive, and the numbers of those that lack
+    /// fragments, those first that survive the fewest losses.
+    pub(crate) async fn walk(&self) -> Result<(Redundancy, Vec<u64>)> {
+        let mut found = Redundancy::default();
+        let mut lacking: BTreeMap<Option<u8>, Vec<u64>> = BTreeMap::new();
+        let (mut last, mut remembered) = (0, 0);
+        loop {
+            let (records, next) = self.metadata.map.live_after(last, RECORDS_AT_ONCE).await?;
+            for (record, _) in &records {
+                let Some(state) = self.segments.store.redundancy(&record.stored()) else {
+                    continue;
+                };
+                let bytes = u64::from(record.info.object_bytes);
+                *found.bytes.entry(state.spare).or_default() += bytes;
+                if state.is_lacking {
+                    found.lacking_count += 1;
+                    found.lacking_bytes += bytes;
+                    if remembered < LACKING_MAX {
+                        lacking.entry(state.spare).or_default().push(record.info.number.0);
+                        remembered += 1;
+                    }
+                }
+            }
+            match next {
+                Some(next) => last = next,
+                None => break,
+            }
+        }
+        Ok((found, lacking.into_values().flatten().collect()))
+    }
+
+    /// Makes the fragments anew that a segment lacks. With [`Depth::Checksums`], all of them are read, and
+    /// those that do not verify are lacking, too. `None` if the map no longer names the segment.
+    ///
+    /// # Errors
+    /// `Unavailable` if too few fragments can be had, or no store takes one; `Fenced` when another process owns
+    /// the pool.
+    pub(crate) async fn rebuild(
+        &self,
+        number: SegmentNumber,
+        depth: Depth,
+    ) -> Result<Option<RebuildReport>> {
+        let _turn = self.turn(number).await;
+        let _hold = self.segments.leftovers.hold_one(number);
+        // The order matters: what the map forgets from now on is not deleted before the end.
+        let Some(segment) = self.current(number).await? else { return Ok(None) };
+        let rebuilt = self.segments.store.rebuild(&segment, depth).await;
+        let rebuilt = rebuilt.map_err(|cause| {
+            let what = format!("rebuild segment {}: {}", segment.info.name(), public_text(&cause));
+            Error::with_source(ErrorKind::Unavailable, what, cause)
+        })?;
+        let Rebuilt { placement, fragment_count, bytes, is_lacking } = rebuilt;
+        let report = RebuildReport { fragment_count, bytes, is_lacking };
+        match placement {
+            None => Ok(Some(report)),
+            Some(placement) => Ok(self.commit(&segment, placement).await?.then_some(report)),
+        }
+    }
+
+    /// Waits for the turn to change where a segment is.
+    pub(crate) async fn turn(&self, number: SegmentNumber) -> tokio::sync::OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.turns.lock();
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            turns.entry(number.0).or_default().clone()
+        };
+        turn.lock_owned().await
+    }
+
+    /// The segment as the map names it, once a commit that is under way has ended.
+    pub(crate) async fn current(&self, number: SegmentNumber) -> Result<Option<StoredSegment>> {
+        let writer = self.metadata.writer.lock().await;
+        self.metadata.map.check(&writer)?;
+        let found = self.metadata.map.find_segment(number.0).await?;
+        Ok(found.map(|record| record.stored()))
+    }
+
+    /// Lets the map name the new placement of a segment, whose bytes are durable. The caller has the turn.
+    /// Returns false if the map no longer names the segment at the old one; the new bytes are deleted then.
+    ///
+    /// # Errors
+    /// Those of a commit. Whether the placement counts is unknown then, and nothing is deleted.
+    pub(crate) async fn commit(
+        &self,
+        segment: &StoredSegment,
+        placement: Placement,
+    ) -> Result<bool> {
+        self.pool.check_owner().await?;
+        let changes = [(segment.clone(), placement.clone())];
+        let is_changed = {
+            let mut writer = self.metadata.writer.lock().await;
+            self.metadata.map.set_placements(&mut writer, &changes).await?
+        };
+        if is_changed[0] {
+            // Readers and copies that began before still read at the old places.
+            let mut moved = self.moved.lock();
+            moved.push_back((self.pool.clock.now(), segment.clone()));
+            let excess = moved.len().saturating_sub(MOVED_MAX);
+            moved.drain(..excess);
+            return Ok(true);
+        }
+        self.delete_unnamed(&StoredSegment { info: segment.info, placement }).await;
+        Ok(false)
+    }
+
+    /// Deletes what a segment has at a placement and not at its present one. The caller has the turn.
+    async fn delete_unnamed(&self, left: &StoredSegment) {
+        let current = match self.current(left.info.number).await {
+            Ok(current) => current.filter(|current| current.info.id == left.info.id),
+            Err(error) => {
+                tracing::debug!(error = %error.chain(), "fragments that have moved stay for now");
+                return;
+            }
+        };
+        let kept = current.map_or(Placement::Object, |current| current.placement);
+        if let Err(error) = self.segments.store.delete_moved(left, &kept).await {
+            tracing::debug!(segment = %left.info.name(), %error, "could not delete moved fragments");
+        }
+    }
+
+    /// Deletes fragments that have moved a while ago. What cannot be deleted is left to the sweep after the end
+    /// of the segment.
+    pub(crate) async fn sweep_moved(&self) -> Result<()> {
+        let mut is_checked = false;
+        loop {
+            let next = {
+                let mut moved = self.moved.lock();
+                let is_due = moved.front().is_some_and(|(since, segment)| {
+                    self.pool.clock.since(*since) >= MOVED_STAY
+                        && !self.segments.leftovers.is_held(segment.info.number)
+                });
+                if is_due { moved.pop_front() } else { None }
+            };
+            let Some((_, segment)) = next else { return Ok(()) };
+            if !is_checked {
+                self.pool.check_owner().await?;
+                is_checked = true;
+            }
+            let _turn = self.turn(segment.info.number).await;
+            self.delete_unnamed(&segment).await;
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What segments would survive, and fragments made anew, for the callers of the tier.
+
+use super::Tier;
+use crate::rebuild::{RebuildReport, Redundancy};
+use crate::segment::SegmentNumber;
+use crate::segment_store::Depth;
+use async_recursion::async_recursion;
+use block::Result;
+
+impl Tier {
+    /// Returns whether segments are or were in fragments; once true, it stays true.
+    #[must_use]
+    pub fn has_fragments(&self) -> bool {
+        self.parts.metadata.map.has_fragments()
+    }
+
+    /// Deletes fragments that have moved a while ago, and walks the records of all segments. Returns what they would survive, and the numbers of those that lack
+    /// fragments, those first that survive the fewest losses. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// Database errors; `Fenced` when another process owns the pool.
+    #[async_recursion]
+    pub async fn redundancy(&self) -> Result<(Redundancy, Vec<u64>)> {
+        let rebuild = &self.parts.jobs.repair.rebuild;
+        if !self.parts.pool.is_read_only {
+            rebuild.sweep_moved().await?;
+        }
+        rebuild.walk().await
+    }
+
+    /// Makes the fragments anew that a segment lacks, in memory of a few segments. `None` if the map no longer
+    /// names it. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// `Unavailable` if too few fragments can be had or no store takes one; `Fenced` when another process owns
+    /// the pool.
+    #[async_recursion]
+    pub async fn rebuild(&self, number: u64, depth: Depth) -> Result<Option<RebuildReport>> {
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.repair.rebuild.rebuild(SegmentNumber(number), depth).await
+    }
+}
