@@ -119,8 +119,15 @@ impl ConfiguredStores {
                 list.stores.push(entry_of(settings, entry.number, &entry.id));
                 continue;
             }
+            // A place where a store was, and which has another place now: a mount point without its disk, perhaps.
+            let was_store = known.iter().any(|entry| entry.url == settings.url);
             let made = match error {
                 Some(error) => Err(error),
+                None if was_store => {
+                    let what = "its data store is elsewhere now, and it is not made one again by itself; name another \
+                                directory of the drive";
+                    Err(Error::new(ErrorKind::Unavailable, what))
+                }
                 None => make(asked, settings, &place, known, &list).await,
             };
             match made {

@@ -276,6 +276,11 @@ fn coded_pool_is_copied_and_its_copy_restored_to_other_drives() {
             other.json(&["status"])["restored"]["is_complete"] == true
         });
         other.stop();
+        // The drives of the first pool are not its own, although both pools have the same id.
+        let wrong = settings("2+1", &drives.urls());
+        std::fs::write(other.place().join("spindle.toml"), wrong).expect("write the settings");
+        let refused = other.refuses_to_start();
+        assert!(refused.contains("was restored from a copy"), "{refused}");
         // The copy and all drives of the first pool are gone. The restored pool gets drives of its own.
         std::fs::remove_dir_all(&url).expect("the copy is there");
         drives.all().for_each(|drive| std::fs::remove_dir_all(drive).expect("a drive"));

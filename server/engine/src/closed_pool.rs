@@ -7,14 +7,14 @@
 
 use crate::config::PoolConfig;
 use crate::copies::{CopyStatus, list};
-use crate::data_stores::{OpenDataStores, open_data_stores};
+use crate::data_stores::OpenDataStores;
 use crate::opening::check_pool_is_there;
 use crate::pool::NamedOrigin;
 use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::{self, Restored};
 use crate::scrub::ScrubStatus;
 use crate::snapshot::SnapshotRecord;
-use crate::tier_options::look_options;
+use crate::tier_options::{look_options, open_data_stores};
 use crate::volume_keys;
 use async_recursion::async_recursion;
 use block::seal::PoolKey;

@@ -4,8 +4,6 @@
 //! - The data stores are opened after the pool is taken and before its metadata, which names them.
 //! - Only the owner changes which stores a pool has.
 
-use crate::config::PoolConfig;
-use crate::restore::Restored;
 use async_trait::async_trait;
 use block::env::Clock;
 use block::seal::PoolKey;
@@ -14,7 +12,6 @@ use control::manifest::Ownership;
 use control::store::Store;
 use object_store::path::Path;
 use std::sync::Arc;
-use tiering::TierOptions;
 use tiering::segment_store::{ObjectSegments, SegmentStore};
 use uuid::Uuid;
 
@@ -105,35 +102,6 @@ pub struct DataStoreStatus {
     pub failure: Option<String>,
     /// It has been away for so long that its fragments are made anew elsewhere.
     pub is_lost: bool,
-}
-
-/// Opens the data stores of a pool and hands them to its data tier. `options` are those of the tier, with the
-/// conditions and the key; without `owner` nothing is changed.
-///
-/// # Errors
-/// Those of [`DataStores::open`].
-pub(crate) async fn open_data_stores(
-    config: &PoolConfig,
-    store: &Store,
-    options: &mut TierOptions,
-    restored: Option<&Restored>,
-    owner: Option<&Ownership>,
-) -> Result<Option<Arc<dyn OpenDataStores>>> {
-    let pool = Uuid::from_bytes(options.pool);
-    let asked = DataStoresAsked {
-        store,
-        key: &options.pool_key,
-        pool,
-        lineage: restored.map_or(pool, |restored| restored.origin.lineage),
-        objects: ObjectSegments::new(store.bulk()),
-        owner,
-        conditions: options.conditions.clone(),
-        clock: config.clock.clone(),
-    };
-    let opened = config.data_stores.open(asked).await?;
-    options.segments = opened.as_ref().map(|stores| stores.segments());
-    options.map.in_fragments = opened.is_some();
-    Ok(opened)
 }
 
 /// No data stores: segments are objects of the pool's store.

@@ -4,11 +4,10 @@
 
 use crate::config::PoolConfig;
 use crate::copies::target::Target;
-use crate::data_stores::open_data_stores;
 use crate::opening::check_store_dir_exists;
 use crate::report::{PoolReport, without_key};
 use crate::restore::{self, Restored};
-use crate::tier_options::look_options;
+use crate::tier_options::{look_options, open_data_stores};
 use crate::volume_keys;
 use async_recursion::async_recursion;
 use block::seal::PoolKey;

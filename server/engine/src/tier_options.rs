@@ -1,11 +1,16 @@
 //! Options of the data tier, from the settings of a pool: to serve it, to read it, or to look at it.
 
 use crate::config::{MAP_BYTES_MIN, METADATA_BYTES_MIN, PoolConfig};
-use block::Epoch;
+use crate::data_stores::{DataStoresAsked, OpenDataStores};
+use crate::restore::Restored;
 use block::seal::PoolKey;
+use block::{Epoch, Result};
+use control::manifest::Ownership;
 use control::store::Store;
+use std::sync::Arc;
 use std::time::Duration;
 use tiering::TierOptions;
+use tiering::segment_store::ObjectSegments;
 use uuid::Uuid;
 
 /// The index of deduplication gets one part in this many of the map's share of the memory. Chosen
@@ -77,4 +82,33 @@ pub fn reading_options(
     let mut options = tier_options(config, store, pool, key, Epoch(epoch));
     options.frames.cache = None;
     options
+}
+
+/// Opens the data stores of a pool and hands them to its data tier. `options` are those of the tier, with the
+/// conditions and the key; without `owner` nothing is changed.
+///
+/// # Errors
+/// Those of [`crate::data_stores::DataStores::open`].
+pub(crate) async fn open_data_stores(
+    config: &PoolConfig,
+    store: &Store,
+    options: &mut TierOptions,
+    restored: Option<&Restored>,
+    owner: Option<&Ownership>,
+) -> Result<Option<Arc<dyn OpenDataStores>>> {
+    let pool = Uuid::from_bytes(options.pool);
+    let asked = DataStoresAsked {
+        store,
+        key: &options.pool_key,
+        pool,
+        lineage: restored.map_or(pool, |restored| restored.origin.lineage),
+        objects: ObjectSegments::new(store.bulk()),
+        owner,
+        conditions: options.conditions.clone(),
+        clock: config.clock.clone(),
+    };
+    let opened = config.data_stores.open(asked).await?;
+    options.segments = opened.as_ref().map(|stores| stores.segments());
+    options.map.in_fragments = opened.is_some();
+    Ok(opened)
 }

@@ -242,6 +242,21 @@ async fn store_is_found_by_its_identity_and_one_that_is_not_configured_is_leavin
     // A busy machine may be late.
     assert_eq!(status.degraded_read_count, status.hedged_read_count, "{status:?}");
     open.close().await.unwrap();
+    // One dies, and the others move up: nothing is taken for the one that died.
+    let dead = place.aside(0);
+    std::fs::rename(&place.stores[0], &dead).unwrap();
+    std::fs::rename(&place.stores[1], &place.stores[0]).unwrap();
+    std::fs::rename(&place.stores[2], &place.stores[1]).unwrap();
+    std::fs::create_dir(&place.stores[2]).unwrap();
+    let open = place.open().await.unwrap();
+    read(&open, 100).await.unwrap();
+    open.close().await.unwrap();
+    assert_eq!(file_count(&place.stores[2]), 0, "it is not made a store by itself");
+    std::fs::remove_dir(&place.stores[2]).unwrap();
+    std::fs::rename(&place.stores[1], &place.stores[2]).unwrap();
+    std::fs::rename(&place.stores[0], &place.stores[1]).unwrap();
+    std::fs::rename(&dead, &place.stores[0]).unwrap();
+    place.open().await.unwrap().close().await.unwrap();
     let left = place.stores.pop().unwrap();
     let open = place.open().await.unwrap();
     read(&open, 100).await.unwrap();

@@ -103,6 +103,12 @@ impl Health {
         may && (!is_late || state.late.as_mut().is_none_or(|late| late.take_turn(now)))
     }
 
+    /// Like [`Health::may_ask`], without taking the turn.
+    pub(super) fn is_due(&self, way: Way) -> bool {
+        let now = self.clock.now();
+        self.state.lock().failing(way).as_ref().is_none_or(|failing| now >= failing.again_at)
+    }
+
     /// Whether the store fails, without taking the turn to ask it again.
     pub(super) fn is_failing(&self, way: Way) -> bool {
         self.state.lock().failing(way).is_some()

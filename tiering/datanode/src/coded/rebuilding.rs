@@ -159,7 +159,7 @@ impl CodedSegments {
             let health = member.health();
             !domains.contains(member.info.domain.as_str())
                 && !health.is_failing(Way::Read)
-                && health.may_ask(Way::Write)
+                && health.is_due(Way::Write)
         });
         let infos: Vec<StoreInfo> = takes.map(|member| member.info.clone()).collect();
         candidates(&coded.name.id, &infos)

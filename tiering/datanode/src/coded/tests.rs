@@ -320,6 +320,30 @@ async fn no_two_fragments_share_a_domain() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn store_that_fails_does_not_hide_another_one_of_its_domain() {
+    let (objects, clock) = (Arc::new(InMemory::new()), ManualClock::new());
+    let stores: Vec<IllStore> = (0..4).map(|_| IllStore::default()).collect();
+    let mut members = Vec::new();
+    for (id, (store, domain)) in (1..).zip(stores.iter().zip(["a", "a", "b", "c"])) {
+        members.push(named(id, domain.to_owned(), Arc::new(store.clone()), &clock).await);
+    }
+    let coded = CodedSegments::new(options("2+1", members, &objects));
+    stores[0].add(Rule { op: None, ..Rule::for_good(Op::Get, "", Answer::Internal) });
+    for number in 40..60 {
+        let (sealed, _) = segment(number, 40);
+        // The first one may find out that the store fails.
+        let placement = match coded.put(&sealed).await {
+            Ok(placement) => placement,
+            Err(_) => coded.put(&sealed).await.expect("the other one of the domain takes it"),
+        };
+        let Placement::Fragments(fragments) = placement else { panic!("{placement:?}") };
+        let mut used: Vec<u32> = fragments.stores().collect();
+        used.sort_unstable();
+        assert_eq!(used, [2, 3, 4]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn small_segment_is_stored_whole() {
     let world = world("4+2", 6).await;
     let (sealed, frames) = segment(10, 3);
