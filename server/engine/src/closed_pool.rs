@@ -180,8 +180,8 @@ pub async fn look(config: &PoolConfig) -> Result<Option<ClosedPool>> {
     options.conditions = conditions.clone();
     options.volume_keys = keys_of_volumes;
     options.excluded = restored.as_ref().and_then(Restored::excluded);
-    let data_stores =
-        open_data_stores(config, &with_copy, &mut options, restored.as_ref(), None).await?;
+    let lineage = restored.as_ref().map(|restored| restored.origin.lineage);
+    let data_stores = open_data_stores(config, &with_copy, &mut options, lineage, None).await?;
     let tier = match Tier::open_for_look(options).await {
         Ok(tier) => tier,
         // An opening ended before there was any metadata.

@@ -46,7 +46,8 @@ pub async fn fsck_of(config: &PoolConfig, pool: Uuid, key: &PoolKey) -> Result<P
     options.restored = restored.as_ref().and_then(Restored::objects);
     options.excluded = restored.as_ref().and_then(Restored::lacks);
     options.volume_keys = volume_keys;
-    let _stores = open_data_stores(config, &store, &mut options, restored.as_ref(), None).await?;
+    let lineage = restored.as_ref().map(|restored| restored.origin.lineage);
+    let _stores = open_data_stores(config, &store, &mut options, lineage, None).await?;
     fsck_store(options).await
 }
 

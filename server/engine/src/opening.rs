@@ -354,8 +354,9 @@ async fn open_parts(config: &PoolConfig, taken: &Taken, steps: &mut Steps) -> Re
     options.volume_keys = volume_keys.table().clone();
     options.excluded = restored.as_ref().and_then(Restored::excluded);
     options.restored = restored.as_ref().and_then(Restored::objects);
+    let lineage = restored.as_ref().map(|restored| restored.origin.lineage);
     let data_stores =
-        open_data_stores(config, &store, &mut options, restored.as_ref(), Some(ownership)).await?;
+        open_data_stores(config, &store, &mut options, lineage, Some(ownership)).await?;
     let tier = Tier::open(options).await?;
     if tier.has_fragments() && data_stores.is_none() && restored.is_none() {
         close_quietly(tier).await;

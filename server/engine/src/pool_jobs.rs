@@ -5,6 +5,7 @@
 
 use crate::conditions;
 use crate::open_pool::OpenPool;
+use crate::rebuild::{self, LOOK_PAUSE, WALK_PAUSE, WALK_PAUSE_MAX};
 use async_recursion::async_recursion;
 use block::ErrorKind;
 use std::sync::Arc;
@@ -98,6 +99,48 @@ pub async fn run_schedules(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>)
         };
         if made + removed > 0 {
             tracing::info!(made, removed, "the schedule made or removed snapshots");
+        }
+    }
+}
+
+/// Rebuilds whenever stores have come or gone, and from time to time, until `stop`.
+#[async_recursion]
+pub async fn run_rebuild(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    let Some(stores) = open.data_stores.clone() else { return };
+    let mut pause = WALK_PAUSE;
+    loop {
+        let (pool, state) = (open.pool.clone(), open.rebuild.clone());
+        let (conditions, clock) = (open.conditions.clone(), open.config.clock.clone());
+        let lane = pool.tier().background().clone();
+        let mut stopped = stop.clone();
+        let seen = rebuild::seen(&*stores);
+        let round = lane.spawn(async move {
+            tokio::select! {
+                done = rebuild::round(&pool, &state, &conditions, &*clock) => done,
+                _ = stopped.wait_for(|stop| *stop) => Ok(false),
+            }
+        });
+        match round.await {
+            Ok(Ok(true)) => pause = WALK_PAUSE,
+            Ok(Ok(false)) => pause = (pause * 2).min(WALK_PAUSE_MAX),
+            Ok(Err(error)) => {
+                tracing::debug!(error = %error.chain(), "a walk for lacking fragments was cut short");
+            }
+            // The supervisor of this job handles it.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => return,
+        }
+        let walked = open.config.clock.now();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_PAUSE) => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+            let now = rebuild::seen(&*stores);
+            if now != seen || open.config.clock.since(walked) >= pause {
+                pause = if now == seen { pause } else { WALK_PAUSE };
+                break;
+            }
         }
     }
 }

@@ -6,23 +6,20 @@
 //! - The job gives way to clients: it rests as long as each segment took, up to a second.
 
 use crate::data_stores::OpenDataStores;
-use crate::open_pool::OpenPool;
 use block::conditions::Report;
 use block::quantities::ByteSize;
 use block::{ConditionKind, Conditions, Result};
 use parking_lot::Mutex;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tiering::rebuild::Redundancy;
 use tiering::segment_store::Depth;
-use tokio::sync::watch;
 
 /// Shortest and longest pause between two walks while the stores are as they were. Chosen by hand: a walk reads the
 /// records of all segments from the metadata.
-const WALK_PAUSE: Duration = Duration::from_secs(10);
-const WALK_PAUSE_MAX: Duration = Duration::from_secs(600);
+pub(crate) const WALK_PAUSE: Duration = Duration::from_secs(10);
+pub(crate) const WALK_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// Pause between two looks whether a store has come or gone.
-const LOOK_PAUSE: Duration = Duration::from_secs(1);
+pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// Longest rest after a segment.
 const REST_MAX: Duration = Duration::from_secs(1);
 /// Subject of the condition.
@@ -55,57 +52,16 @@ impl RebuildState {
     }
 }
 
-/// Rebuilds whenever stores have come or gone, and from time to time, until `stop`.
-pub async fn rebuild(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
-    let Some(stores) = open.data_stores.clone() else { return };
-    let mut pause = WALK_PAUSE;
-    loop {
-        let (pool, state) = (open.pool.clone(), open.rebuild.clone());
-        let (conditions, clock) = (open.conditions.clone(), open.config.clock.clone());
-        let lane = pool.tier().background().clone();
-        let mut stopped = stop.clone();
-        let seen = seen(&*stores);
-        let round = lane.spawn(async move {
-            tokio::select! {
-                done = round(&pool, &state, &conditions, &*clock) => done,
-                _ = stopped.wait_for(|stop| *stop) => Ok(false),
-            }
-        });
-        match round.await {
-            Ok(Ok(true)) => pause = WALK_PAUSE,
-            Ok(Ok(false)) => pause = (pause * 2).min(WALK_PAUSE_MAX),
-            Ok(Err(error)) => {
-                tracing::debug!(error = %error.chain(), "a walk for lacking fragments was cut short");
-            }
-            // The supervisor of this job handles it.
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Err(_) => return,
-        }
-        let walked = open.config.clock.now();
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(LOOK_PAUSE) => {}
-                _ = stop.wait_for(|stop| *stop) => return,
-            }
-            let now = self::seen(&*stores);
-            if now != seen || open.config.clock.since(walked) >= pause {
-                pause = if now == seen { pause } else { WALK_PAUSE };
-                break;
-            }
-        }
-    }
-}
-
 /// What decides whether a walk finds something else than the last one: for each store whether it fails and is lost,
 /// and the number of fragments that were not written.
-fn seen(stores: &dyn OpenDataStores) -> (Vec<(bool, bool)>, u64) {
+pub(crate) fn seen(stores: &dyn OpenDataStores) -> (Vec<(bool, bool)>, u64) {
     let status = stores.status();
     let states = status.stores.iter().map(|store| (store.failure.is_some(), store.is_lost));
     (states.collect(), status.missing_write_count)
 }
 
 /// Walks, rebuilds what is lacking, and walks again if something was. Returns whether anything was rebuilt.
-async fn round(
+pub(crate) async fn round(
     pool: &crate::pool::Pool,
     state: &RebuildState,
     conditions: &Conditions,

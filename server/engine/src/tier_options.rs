@@ -2,7 +2,6 @@
 
 use crate::config::{MAP_BYTES_MIN, METADATA_BYTES_MIN, PoolConfig};
 use crate::data_stores::{DataStoresAsked, OpenDataStores};
-use crate::restore::Restored;
 use block::seal::PoolKey;
 use block::{Epoch, Result};
 use control::manifest::Ownership;
@@ -85,7 +84,8 @@ pub fn reading_options(
 }
 
 /// Opens the data stores of a pool and hands them to its data tier. `options` are those of the tier, with the
-/// conditions and the key; without `owner` nothing is changed.
+/// conditions and the key; `lineage` is that of a restored pool. Without
+/// `owner` nothing is changed.
 ///
 /// # Errors
 /// Those of [`crate::data_stores::DataStores::open`].
@@ -93,7 +93,7 @@ pub(crate) async fn open_data_stores(
     config: &PoolConfig,
     store: &Store,
     options: &mut TierOptions,
-    restored: Option<&Restored>,
+    lineage: Option<Uuid>,
     owner: Option<&Ownership>,
 ) -> Result<Option<Arc<dyn OpenDataStores>>> {
     let pool = Uuid::from_bytes(options.pool);
@@ -101,7 +101,7 @@ pub(crate) async fn open_data_stores(
         store,
         key: &options.pool_key,
         pool,
-        lineage: restored.map_or(pool, |restored| restored.origin.lineage),
+        lineage: lineage.unwrap_or(pool),
         objects: ObjectSegments::new(store.bulk()),
         owner,
         conditions: options.conditions.clone(),

@@ -8,8 +8,7 @@ use crate::handlers::AdminPool;
 use block::{Error, ErrorKind, Job};
 use engine::jobs::{Jobs, Need};
 use engine::open_pool::OpenPool;
-use engine::pool_jobs::{hydrate, run_schedules, watch_data_stores, watch_ownership};
-use engine::rebuild::rebuild;
+use engine::pool_jobs::{hydrate, run_rebuild, run_schedules, watch_data_stores, watch_ownership};
 use nbd::{Listener, Server};
 use std::sync::Arc;
 use tokio::signal::unix::Signal;
@@ -37,7 +36,7 @@ pub(super) fn start_jobs(
         jobs.spawn(Need::Useful, purge, purge_removed(open.clone(), handler.clone(), stopped())),
         jobs.spawn(Need::Useful, schedules, run_schedules(open.clone(), stopped())),
         jobs.spawn(Need::Useful, stores, watch_data_stores(open.clone(), stopped())),
-        jobs.spawn(Need::Useful, anew, rebuild(open.clone(), stopped())),
+        jobs.spawn(Need::Useful, anew, run_rebuild(open.clone(), stopped())),
         jobs.spawn(Need::Useful, fetch, hydrate(open.clone(), stopped())),
         jobs.spawn(Need::Useful, look, looking::run(open.clone(), attachments.clone(), stopped())),
         jobs.spawn(Need::Useful, reload, reload_certificates(server, hangups, stopped())),
