@@ -222,6 +222,8 @@ fn scrub_mends_damaged_and_missing_fragments() {
         let drives = Drives::new(6);
         let mut daemon = Daemon::started(&settings("4+2", &drives.urls()), VOLUMES);
         daemon.announce("was mended from its other fragments");
+        // Reclaim may read a frame before the scrub does.
+        daemon.announce("reading it once more");
         let mut random = Random::new(seed, 3);
         let mut history = History::new(seed);
         let mut connections = open(&daemon);
