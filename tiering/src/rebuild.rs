@@ -193,21 +193,18 @@ impl Rebuild {
     /// Deletes fragments that have moved a while ago. What cannot be deleted is left to the sweep after the end
     /// of the segment.
     pub(crate) async fn sweep_moved(&self) -> Result<()> {
-        let mut is_checked = false;
+        let is_due = |(since, segment): &(Instant, StoredSegment)| {
+            self.pool.clock.since(*since) >= MOVED_STAY
+                && !self.segments.leftovers.is_held(segment.info.number)
+        };
+        if !self.moved.lock().front().is_some_and(is_due) {
+            return Ok(());
+        }
+        // Before one is taken from the list: while the store is away, they all stay there.
+        self.pool.check_owner().await?;
         loop {
-            let next = {
-                let mut moved = self.moved.lock();
-                let is_due = moved.front().is_some_and(|(since, segment)| {
-                    self.pool.clock.since(*since) >= MOVED_STAY
-                        && !self.segments.leftovers.is_held(segment.info.number)
-                });
-                if is_due { moved.pop_front() } else { None }
-            };
+            let next = self.moved.lock().pop_front_if(|moved| is_due(moved));
             let Some((_, segment)) = next else { return Ok(()) };
-            if !is_checked {
-                self.pool.check_owner().await?;
-                is_checked = true;
-            }
             let _turn = self.turn(segment.info.number).await;
             self.delete_unnamed(&segment).await;
         }

@@ -25,9 +25,9 @@ const LATE_MAX: u32 = 3;
 /// What a store was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// To read, list or look.
+    /// For what a full store does, too: to read, list, look or delete.
     Read,
-    /// To write or delete.
+    /// To write.
     Write,
 }
 

@@ -48,7 +48,7 @@ impl Member {
 
     /// Whether the store has been away for so long that its fragments are made anew elsewhere.
     pub(super) fn is_lost(&self) -> bool {
-        self.health.is_failing(Way::Read) && self.health.away_for() >= self.lost_after
+        self.health.away_for() >= self.lost_after
     }
 
     pub(super) fn health(&self) -> &Health {

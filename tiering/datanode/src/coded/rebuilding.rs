@@ -38,10 +38,9 @@ impl CodedSegments {
     /// in its failure domain.
     fn leaving(&self, fragments: &Fragments) -> BTreeSet<usize> {
         let mut domains = BTreeSet::new();
-        let leaves = |place: &FragmentPlace| {
+        let mut leaves = |place: &FragmentPlace| {
             !self.stays(place) || self.domain(place).is_none_or(|domain| !domains.insert(domain))
         };
-        let mut leaves = leaves;
         (0..fragments.places.len()).filter(|index| leaves(&fragments.places[*index])).collect()
     }
 
