@@ -45,6 +45,8 @@ pub enum Service {
     Pool,
     /// Measures the path between two nodes. Framed, at most 32 KiB and 8 bytes.
     Probe,
+    /// Objects on the drives of a data node. Framed, at most a segment of the largest size and 16 MiB.
+    Data,
 }
 
 impl Service {
@@ -58,6 +60,7 @@ impl Service {
             4 => Some(Service::Forward),
             5 => Some(Service::Pool),
             6 => Some(Service::Probe),
+            7 => Some(Service::Data),
             _ => None,
         }
     }
@@ -72,6 +75,7 @@ impl Service {
             Service::Forward => 4,
             Service::Pool => 5,
             Service::Probe => 6,
+            Service::Data => 7,
         }
     }
 
@@ -86,6 +90,7 @@ impl Service {
             Service::Member => (64 << 20) + (64 << 10),
             Service::Forward => 0,
             Service::Probe => (32 << 10) + 8,
+            Service::Data => (256 << 20) + (16 << 20),
         }
     }
 }
@@ -99,6 +104,7 @@ impl fmt::Display for Service {
             Service::Forward => "forward",
             Service::Pool => "pool",
             Service::Probe => "probe",
+            Service::Data => "data",
         })
     }
 }

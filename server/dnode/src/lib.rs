@@ -1,0 +1,34 @@
+//! Data nodes: the drives of other machines as stores of fragments.
+//!
+//! A data node stores objects of pools on its drives and does nothing clever: create, read a range, tell the
+//! size, delete, list. It owns its drives, the fence of epochs, the messages and both of their ends. It refuses
+//! to know pools, segments and fragments: their owner makes an object store of it. `docs/format-peer.md` has
+//! the bytes.
+//!
+//! Invariants:
+//! - A node serves admitted nodes of its cluster only, and each pool has a folder of its own on a drive.
+//! - Nothing is changed for an owner once a later one has come: the node itself refuses, and remembers it.
+//! - An unmounted drive is a drive that is away, never an empty one, and is never written.
+//!
+//! ```text
+//! messages    requests and answers as the bodies of frames
+//! fence       the newest epoch that a folder has seen
+//! drive       the drives of this node: identity, space, the folders of pools
+//! service     the node's side of a connection
+//! client      the owner's side, as an object store
+//! ```
+#![forbid(unsafe_code)]
+
+mod client;
+mod drive;
+mod fence;
+pub mod messages;
+mod seeded_bugs;
+mod service;
+
+pub use client::{NodeObjects, NodePlace};
+pub use drive::{Drive, DriveOptions, DriveState, Drives};
+pub use service::DataService;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,268 @@
+//! The messages between an owner and a data node, as the bodies of frames. Pure logic.
+//!
+//! Invariants:
+//! - A decoder never panics, and reads only within the body. A body with anything behind its end is refused.
+//! - The bytes of an object are the rest of their body: neither end copies them.
+//!
+//! Byte table: docs/format-peer.md, "Service 7: data".
+
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects)]
+
+use block::Epoch;
+use block::units::{array_at, u16_at, u64_at};
+use bytes::{BufMut, Bytes, BytesMut};
+use std::ops::Range;
+use uuid::Uuid;
+
+/// Version of the messages, which the first one of a connection names.
+pub const VERSION: u16 = 1;
+/// Most objects in one answer to a listing. Chosen by hand: 100 KiB.
+pub const LISTED_MAX: usize = 1000;
+/// Longest path of an object, in bytes. Chosen by hand: those of fragments have about 100.
+pub const PATH_BYTES_MAX: usize = 400;
+/// Longest text of a refusal, in bytes. Chosen by hand.
+const TEXT_BYTES_MAX: usize = 1000;
+
+/// A request of an owner, or of a command that reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// The first one of a connection.
+    Open(Open),
+    /// Create an object, whose bytes are the rest of the body, and put it on stable storage.
+    Put(String, Bytes),
+    /// Read a range. It may end behind the object.
+    Read(String, Range<u64>),
+    /// Tell the size.
+    Size(String),
+    /// Delete.
+    Delete(String),
+    /// List the objects below a folder; with an empty path, all. The last request of its connection.
+    List(String),
+}
+
+/// The folder that a connection is about, for whom, and in which version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// Version of the messages.
+    pub version: u16,
+    /// The owner of this epoch writes. Absent for a command that only reads.
+    pub owner: Option<Epoch>,
+    /// Lineage of the pool: the name of its folder.
+    pub lineage: Uuid,
+    /// Name of the drive; empty for the only one.
+    pub drive: String,
+}
+
+/// An object in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its path.
+    pub path: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// The answer of a data node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// The size of the object, and the bytes of the range.
+    Read(u64, Bytes),
+    /// The size of the object.
+    Size(u64),
+    /// A part of a listing, and whether another one follows.
+    Listed(Vec<Listed>, bool),
+    /// The request was not carried out, and why.
+    Refused(Refusal, String),
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The object is not stored.
+    NotFound = 1,
+    /// An object is stored under its name.
+    Exists = 2,
+    /// A later owner has come, or the sender is none.
+    Fenced = 3,
+    /// There is no room.
+    Full = 4,
+    /// The drive is away, or fails.
+    Unavailable = 5,
+    /// The request is not understood.
+    Invalid = 6,
+}
+
+impl Refusal {
+    fn from_number(number: u8) -> Option<Refusal> {
+        use Refusal::{Exists, Fenced, Full, Invalid, NotFound, Unavailable};
+        let all = [NotFound, Exists, Fenced, Full, Unavailable, Invalid];
+        all.into_iter().find(|refusal| *refusal as u8 == number)
+    }
+}
+
+mod kind {
+    pub(super) const OPEN: u8 = 1;
+    pub(super) const PUT: u8 = 2;
+    pub(super) const READ: u8 = 3;
+    pub(super) const SIZE: u8 = 4;
+    pub(super) const DELETE: u8 = 5;
+    pub(super) const LIST: u8 = 6;
+    pub(super) const DONE: u8 = 0x81;
+    pub(super) const BYTES: u8 = 0x82;
+    pub(super) const SIZED: u8 = 0x83;
+    pub(super) const LISTED: u8 = 0x84;
+    pub(super) const REFUSED: u8 = 0x85;
+}
+
+/// Bytes of an open before the name of the drive.
+const OPEN_BYTES: usize = 2 + 1 + 8 + 16;
+
+fn text_of(bytes: &[u8], max: usize) -> Option<String> {
+    (bytes.len() <= max).then(|| std::str::from_utf8(bytes).ok().map(str::to_owned)).flatten()
+}
+
+impl Request {
+    /// Returns the kind of the frame, and the parts of its body.
+    #[must_use]
+    pub fn encode(&self) -> (u8, Vec<Bytes>) {
+        let mut body = BytesMut::new();
+        let kind = match self {
+            Request::Open(Open { version, owner, lineage, drive }) => {
+                body.put_u16_le(*version);
+                body.put_u8(u8::from(owner.is_some()));
+                body.put_u64_le(owner.map_or(0, |epoch| epoch.0));
+                body.put_slice(lineage.as_bytes());
+                body.put_slice(drive.as_bytes());
+                kind::OPEN
+            }
+            Request::Put(path, bytes) => {
+                let length = u16::try_from(path.len()).unwrap_or(u16::MAX);
+                body.put_u16_le(length);
+                body.put_slice(path.as_bytes());
+                return (kind::PUT, vec![body.freeze(), bytes.clone()]);
+            }
+            Request::Read(path, range) => {
+                body.put_u64_le(range.start);
+                body.put_u64_le(range.end);
+                body.put_slice(path.as_bytes());
+                kind::READ
+            }
+            Request::Size(path) => {
+                body.put_slice(path.as_bytes());
+                kind::SIZE
+            }
+            Request::Delete(path) => {
+                body.put_slice(path.as_bytes());
+                kind::DELETE
+            }
+            Request::List(path) => {
+                body.put_slice(path.as_bytes());
+                kind::LIST
+            }
+        };
+        (kind, vec![body.freeze()])
+    }
+
+    /// Reads a frame; `None` if it is no request of this version.
+    #[must_use]
+    pub fn decode(kind: u8, body: &Bytes) -> Option<Request> {
+        let path = |bytes: &[u8]| text_of(bytes, PATH_BYTES_MAX);
+        Some(match kind {
+            kind::OPEN => {
+                let owner = match (*body.get(2)?, Epoch(u64_at(body, 3)?)) {
+                    (0, Epoch(0)) => None,
+                    (1, epoch) => Some(epoch),
+                    _ => return None,
+                };
+                Request::Open(Open {
+                    version: u16_at(body, 0)?,
+                    owner,
+                    lineage: Uuid::from_bytes(array_at(body, 11)?),
+                    drive: path(body.get(OPEN_BYTES..)?)?,
+                })
+            }
+            kind::PUT => {
+                let end = usize::from(u16_at(body, 0)?).checked_add(2)?;
+                Request::Put(path(body.get(2..end)?)?, body.slice(end..))
+            }
+            kind::READ => {
+                let range = u64_at(body, 0)?..u64_at(body, 8)?;
+                let range = (range.start <= range.end).then_some(range)?;
+                Request::Read(path(body.get(16..)?)?, range)
+            }
+            kind::SIZE => Request::Size(path(body)?),
+            kind::DELETE => Request::Delete(path(body)?),
+            kind::LIST => Request::List(path(body)?),
+            _ => return None,
+        })
+    }
+}
+
+impl Answer {
+    /// Returns the kind of the frame, and the parts of its body.
+    #[must_use]
+    pub fn encode(&self) -> (u8, Vec<Bytes>) {
+        let mut body = BytesMut::new();
+        let kind = match self {
+            Answer::Done => kind::DONE,
+            Answer::Read(size, bytes) => {
+                body.put_u64_le(*size);
+                return (kind::BYTES, vec![body.freeze(), bytes.clone()]);
+            }
+            Answer::Size(bytes) => {
+                body.put_u64_le(*bytes);
+                kind::SIZED
+            }
+            Answer::Listed(objects, has_more) => {
+                body.put_u8(u8::from(*has_more));
+                for Listed { path, bytes } in objects {
+                    body.put_u64_le(*bytes);
+                    body.put_u16_le(u16::try_from(path.len()).unwrap_or(u16::MAX));
+                    body.put_slice(path.as_bytes());
+                }
+                kind::LISTED
+            }
+            Answer::Refused(refusal, text) => {
+                body.put_u8(*refusal as u8);
+                let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+                body.put_slice(text.get(..end).unwrap_or_default().as_bytes());
+                kind::REFUSED
+            }
+        };
+        (kind, vec![body.freeze()])
+    }
+
+    /// Reads a frame; `None` if it is no answer of this version.
+    #[must_use]
+    pub fn decode(kind: u8, body: &Bytes) -> Option<Answer> {
+        Some(match kind {
+            kind::DONE => body.is_empty().then_some(Answer::Done)?,
+            kind::BYTES => Answer::Read(u64_at(body, 0)?, body.slice(8..)),
+            kind::SIZED => Answer::Size((body.len() == 8).then(|| u64_at(body, 0)).flatten()?),
+            kind::LISTED => {
+                let (has_more, mut rest) = body.split_first().filter(|(more, _)| **more < 2)?;
+                let mut objects = Vec::new();
+                while !rest.is_empty() {
+                    if objects.len() == LISTED_MAX {
+                        return None;
+                    }
+                    let end = usize::from(u16_at(rest, 8)?).checked_add(10)?;
+                    let path = text_of(rest.get(10..end)?, PATH_BYTES_MAX)?;
+                    objects.push(Listed { path, bytes: u64_at(rest, 0)? });
+                    rest = rest.get(end..)?;
+                }
+                Answer::Listed(objects, *has_more == 1)
+            }
+            kind::REFUSED => {
+                let (refusal, text) = body.split_first()?;
+                Answer::Refused(Refusal::from_number(*refusal)?, text_of(text, TEXT_BYTES_MAX)?)
+            }
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

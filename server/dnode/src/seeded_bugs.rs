@@ -1,0 +1,15 @@
+//! Bugs put into data nodes on purpose, so that the tests can show that they find them.
+
+block::seeded_bugs! {
+    /// A node carries out the requests of an owner that another one has followed.
+    fence_unchecked: "fence-unchecked",
+    /// A node forgets at its end which owners have come.
+    fence_forgotten: "fence-forgotten",
+    /// A later owner does not wait for the changes under way of an earlier one.
+    fence_early: "fence-early",
+    /// A directory without the identity of the drive counts as the drive.
+    drive_unchecked: "drive-unchecked",
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+//! The service of this node to owners of pools: carries out their requests on its drives.
+//!
+//! Invariants:
+//! - Any admitted node may send; the cluster has verified it.
+//! - A change begins only while its owner is the newest, and a later owner waits for its end. It ends on the
+//!   disk whatever becomes of its connection.
+//! - A connection has at most [`REQUEST_COUNT_MAX`] requests under way, whose answers wait for a peer that reads
+//!   slowly: it holds up itself only.
+
+use crate::drive::{Drive, Drives, Folder, is_changeable};
+use crate::messages::{Answer, LISTED_MAX, Listed, Open, Refusal, Request, VERSION};
+use async_trait::async_trait;
+use block::{Epoch, Error, ErrorKind, Result};
+use bytes::Bytes;
+use cluster::{Cluster, Connection, Frame, FrameWriter, Handler, NodeId, Service};
+use futures::{FutureExt, StreamExt};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use std::ops::Range;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+/// Requests of a connection under way. Chosen by hand: a queue for a drive.
+pub const REQUEST_COUNT_MAX: usize = 32;
+/// Answers that wait for the connection.
+const ANSWER_COUNT_MAX: usize = 8;
+/// Longest time for one answer to leave. Chosen by hand.
+const WRITE_MAX: Duration = Duration::from_secs(60);
+/// Longest wait for the first message. Chosen by hand.
+const OPEN_MAX: Duration = Duration::from_secs(10);
+
+/// Serves the drives of this node.
+#[derive(Debug)]
+pub struct DataService {
+    drives: Arc<Drives>,
+}
+
+/// The folder that a connection is about, and the owner that it serves.
+#[derive(Clone)]
+struct Opened {
+    drive: Arc<Drive>,
+    folder: Arc<Folder>,
+    owner: Option<Epoch>,
+}
+
+impl DataService {
+    /// Registers the service with the cluster.
+    pub fn register(cluster: &Cluster, drives: Arc<Drives>) {
+        cluster.register(Service::Data, Arc::new(DataService { drives }));
+    }
+
+    async fn open(&self, open: Open) -> Result<Opened> {
+        let Open { version, owner, lineage, drive } = open;
+        if version != VERSION {
+            let what =
+                format!("this node speaks version {VERSION} of these messages, and not {version}");
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
+        let drive = Arc::clone(self.drives.find(&drive)?);
+        let folder = drive.folder(lineage, owner.is_some()).await?;
+        if let Some(epoch) = owner {
+            folder.fence.enter(epoch).await?;
+        }
+        Ok(Opened { drive, folder, owner })
+    }
+
+    async fn converse(&self, connection: Connection) -> Result<()> {
+        let (mut reader, mut writer) = connection.into_frames();
+        let first = timeout(OPEN_MAX, reader.read()).await.map_err(|_| late("first message"))?;
+        let Some(Frame { kind, request, payload }) = first? else { return Ok(()) };
+        let Some(Request::Open(open)) = Request::decode(kind, &payload) else {
+            return Err(Error::new(ErrorKind::Corrupt, "the first message opens nothing"));
+        };
+        let opened = match self.open(open).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                write(&mut writer, request, &refused(&error)).await?;
+                return writer.close().await;
+            }
+        };
+        write(&mut writer, request, &Answer::Done).await?;
+        let (answers, mut to_write) = mpsc::channel::<(u64, Answer)>(ANSWER_COUNT_MAX);
+        let under_way = Arc::new(Semaphore::new(REQUEST_COUNT_MAX));
+        let reading = async move {
+            loop {
+                let permit = Arc::clone(&under_way).acquire_owned().await;
+                let permit = permit.expect("the semaphore is never closed");
+                let Some(frame) = reader.read().await? else { return Ok(()) };
+                let Some(request) = Request::decode(frame.kind, &frame.payload) else {
+                    let what = format!("a message of kind {} is no request", frame.kind);
+                    return Err(Error::new(ErrorKind::Corrupt, what));
+                };
+                let (opened, answers) = (opened.clone(), answers.clone());
+                // A change must hold the fence until the disk has answered, also without a connection.
+                tokio::spawn(async move {
+                    let _permit = permit;
+                    let carried = opened.carry_out(request, frame.request, &answers);
+                    let answer =
+                        AssertUnwindSafe(carried).catch_unwind().await.unwrap_or_else(|_| {
+                            tracing::error!(
+                                "could not answer a request for a drive: its task panicked"
+                            );
+                            Some(Answer::Refused(
+                                Refusal::Unavailable,
+                                "the request panicked".to_owned(),
+                            ))
+                        });
+                    if let Some(answer) = answer {
+                        // Without the connection, there is no one to tell.
+                        let _ = answers.send((frame.request, answer)).await;
+                    }
+                });
+            }
+        };
+        let writing = async {
+            while let Some((request, answer)) = to_write.recv().await {
+                write(&mut writer, request, &answer).await?;
+            }
+            writer.close().await
+        };
+        // The reader ends first, and then the writer, behind the last answer.
+        let (read, written) = tokio::join!(reading, writing);
+        read.and(written)
+    }
+}
+
+async fn write(writer: &mut FrameWriter, request: u64, answer: &Answer) -> Result<()> {
+    let (kind, parts) = answer.encode();
+    let written = timeout(WRITE_MAX, writer.write(kind, request, &parts)).await;
+    written.map_err(|_| late("peer, which does not read"))?
+}
+
+fn late(of: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, format!("wait for the {of}: it took too long"))
+}
+
+#[async_trait]
+impl Handler for DataService {
+    fn check(&self, _peer: NodeId, _pool: Option<Uuid>) -> Result<()> {
+        Ok(())
+    }
+
+    async fn serve(&self, connection: Connection) {
+        let (node, name) = (connection.peer(), connection.peer_name().to_owned());
+        match self.converse(connection).await {
+            Ok(()) => tracing::debug!(%node, name, "a node closed its connection to a drive"),
+            Err(error) if error.kind() == ErrorKind::Corrupt => {
+                let error = error.chain();
+                tracing::warn!(%node, name, error, "could not read the messages of a node");
+            }
+            Err(error) => {
+                let error = error.chain();
+                tracing::info!(%node, name, error, "the connection of a node to a drive ended");
+            }
+        }
+    }
+}
+
+impl Opened {
+    /// Carries out a request. `None` if its answers were sent.
+    async fn carry_out(
+        &self,
+        request: Request,
+        number: u64,
+        answers: &mpsc::Sender<(u64, Answer)>,
+    ) -> Option<Answer> {
+        let _place = self.drive.width.acquire().await.expect("the semaphore is never closed");
+        let answer = match request {
+            Request::Open(_) => {
+                Err(Error::new(ErrorKind::Invalid, "a connection opens one folder"))
+            }
+            Request::Put(path, bytes) => self.put(&path, bytes).await,
+            Request::Read(path, range) => self.read(&path, range).await,
+            Request::Size(path) => self.size(&path).await,
+            Request::Delete(path) => self.delete(&path).await,
+            Request::List(path) => match self.list(&path, number, answers).await {
+                Ok(()) => return None,
+                Err(error) => Err(error),
+            },
+        };
+        Some(answer.unwrap_or_else(|error| refused(&error)))
+    }
+
+    /// Lets a change of this owner begin.
+    async fn change(&self, path: &str) -> Result<(Path, crate::fence::Passed)> {
+        let path = path_of(path)?;
+        let Some(epoch) = self.owner else {
+            return Err(Error::new(
+                ErrorKind::Fenced,
+                "only the owner of the pool changes anything",
+            ));
+        };
+        if !is_changeable(&path) {
+            return Err(Error::new(ErrorKind::Invalid, format!("{path} belongs to the node")));
+        }
+        Ok((path, self.folder.fence.pass(epoch).await?))
+    }
+
+    /// Refuses an owner that another one has followed.
+    async fn look(&self, path: &str) -> Result<Path> {
+        if let Some(epoch) = self.owner {
+            self.folder.fence.pass(epoch).await?;
+        }
+        path_of(path)
+    }
+
+    async fn put(&self, path: &str, bytes: Bytes) -> Result<Answer> {
+        let (path, _passed) = self.change(path).await?;
+        let (length, drive) = (bytes.len() as u64, Arc::clone(&self.drive));
+        let reserved = tokio::task::spawn_blocking(move || drive.reserve(length)).await;
+        let reserved = reserved.unwrap_or_else(|error| {
+            Err(Error::with_source(ErrorKind::Unavailable, "wait for the drive", error))
+        });
+        if let Err(full) = reserved {
+            // The answer to an earlier attempt may have been lost.
+            return match self.folder.objects.head(&path).await {
+                Ok(_) => {
+                    Err(Error::new(ErrorKind::Busy, format!("object {path} is stored already")))
+                }
+                Err(_) => Err(full),
+            };
+        }
+        let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+        let put = self.folder.objects.put_opts(&path, bytes.into(), options).await;
+        if put.is_err() {
+            self.drive.release(length);
+        }
+        self.judge(&path, put).map(|_| Answer::Done)
+    }
+
+    async fn read(&self, path: &str, range: Range<u64>) -> Result<Answer> {
+        let path = self.look(path).await?;
+        let range = (range != (0..u64::MAX)).then_some(GetRange::Bounded(range));
+        let options = GetOptions { range, ..GetOptions::default() };
+        let read = async {
+            let found = self.folder.objects.get_opts(&path, options).await?;
+            let size = found.meta.size;
+            Ok(Answer::Read(size, found.bytes().await?))
+        };
+        let read = read.await;
+        self.judge(&path, read)
+    }
+
+    async fn size(&self, path: &str) -> Result<Answer> {
+        let path = self.look(path).await?;
+        let found = self.folder.objects.head(&path).await;
+        self.judge(&path, found).map(|found| Answer::Size(found.size))
+    }
+
+    async fn delete(&self, path: &str) -> Result<Answer> {
+        let (path, _passed) = self.change(path).await?;
+        let objects = &self.folder.objects;
+        let deleted = async {
+            let size = objects.head(&path).await?.size;
+            objects.delete(&path).await?;
+            Ok(size)
+        };
+        let deleted = deleted.await;
+        self.judge(&path, deleted).map(|size| {
+            self.drive.release(size);
+            Answer::Done
+        })
+    }
+
+    async fn list(
+        &self,
+        path: &str,
+        number: u64,
+        answers: &mpsc::Sender<(u64, Answer)>,
+    ) -> Result<()> {
+        let folder = self.look(path).await?;
+        let folder = (!path.is_empty()).then_some(folder);
+        let mut listing = self.folder.objects.list(folder.as_ref()).chunks(LISTED_MAX);
+        loop {
+            let next = listing.next().await;
+            let has_more = next.is_some();
+            let next: Result<Vec<_>, _> = next.unwrap_or_default().into_iter().collect();
+            let found = self.judge(&Path::from(path), next)?;
+            let listed = found
+                .into_iter()
+                .map(|found| Listed { path: found.location.into(), bytes: found.size });
+            let answer = Answer::Listed(listed.collect(), has_more);
+            if answers.send((number, answer)).await.is_err() || !has_more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Converts an answer of the drive, and notes its failures.
+    fn judge<T>(&self, path: &Path, result: object_store::Result<T>) -> Result<T> {
+        use object_store::Error as StoreError;
+        let kind = match &result {
+            Ok(_) | Err(StoreError::AlreadyExists { .. } | StoreError::NotFound { .. }) => {
+                self.drive.note(None);
+                match &result {
+                    Err(StoreError::AlreadyExists { .. }) => ErrorKind::Busy,
+                    _ => ErrorKind::NotFound,
+                }
+            }
+            Err(error) if is_full(error) => ErrorKind::Full,
+            Err(error) => {
+                self.drive.note(Some(&error.to_string()));
+                ErrorKind::Unavailable
+            }
+        };
+        result.map_err(|error| Error::with_source(kind, format!("object {path}"), error))
+    }
+}
+
+fn path_of(text: &str) -> Result<Path> {
+    let invalid =
+        |error| Error::with_source(ErrorKind::Invalid, "read the path of an object", error);
+    Path::parse(text).map_err(invalid)
+}
+
+/// Whether the file system has no room.
+fn is_full(error: &object_store::Error) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        if let Some(std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) = kind {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// The answer to a request that was not carried out.
+fn refused(error: &Error) -> Answer {
+    let refusal = match error.kind() {
+        ErrorKind::NotFound => Refusal::NotFound,
+        ErrorKind::Busy => Refusal::Exists,
+        ErrorKind::Fenced => Refusal::Fenced,
+        ErrorKind::Full => Refusal::Full,
+        ErrorKind::Invalid | ErrorKind::Unsupported => Refusal::Invalid,
+        _ => Refusal::Unavailable,
+    };
+    Answer::Refused(refusal, error.chain())
+}

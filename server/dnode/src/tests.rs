@@ -1,0 +1,413 @@
+//! An owner and a data node in one process, over TLS on loopback.
+
+use super::*;
+use block::Epoch;
+use block::env::{SystemClock, SystemRandom};
+use bytes::Bytes;
+use cluster::{Cluster, Environment, NewNode};
+use futures::TryStreamExt;
+use object_store::path::Path as ObjectPath;
+use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+const POOL: Uuid = Uuid::from_u128(7);
+/// Longest wait for something that should happen.
+const WAIT: Duration = Duration::from_secs(30);
+
+/// A cluster of an owner and a data node.
+struct World {
+    owner: Cluster,
+    node: Option<Cluster>,
+    address: String,
+    serving: Vec<JoinHandle<()>>,
+    dir: TempDir,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.serving.iter().for_each(JoinHandle::abort);
+    }
+}
+
+fn clock() -> Arc<dyn block::env::Clock> {
+    Arc::new(SystemClock)
+}
+
+fn environment() -> Environment {
+    Environment { clock: Arc::new(SystemClock), random: Arc::new(SystemRandom), key_file: None }
+}
+
+fn serve(cluster: &Cluster, listener: TcpListener) -> JoinHandle<()> {
+    let cluster = cluster.clone();
+    tokio::spawn(async move { cluster.serve(vec![listener]).await })
+}
+
+async fn listen() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    (listener, address)
+}
+
+impl World {
+    async fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let (listener, own) = listen().await;
+        let home = dir.path().join("owner");
+        let owner = Cluster::init(&home, NewNode::new("owner", &[own]), environment()).unwrap();
+        let mut serving = vec![serve(&owner, listener)];
+        let (listener, address) = listen().await;
+        let token = owner.issue_token().unwrap().to_word();
+        let home = dir.path().join("d1");
+        let new = NewNode::new("d1", std::slice::from_ref(&address));
+        let node = Cluster::join(&home, new, &token, environment()).await.unwrap();
+        serving.push(serve(&node, listener));
+        World { owner, node: Some(node), address, serving, dir }
+    }
+
+    fn node(&self) -> &Cluster {
+        self.node.as_ref().expect("it runs")
+    }
+
+    /// Directories of this many drives, and a served node.
+    async fn with_drives(count: usize) -> World {
+        let world = World::new().await;
+        (0..count).for_each(|number| std::fs::create_dir(world.drive(number)).unwrap());
+        world.serve_drives(count, None).unwrap();
+        world
+    }
+
+    fn drive(&self, number: usize) -> PathBuf {
+        self.dir.path().join(format!("nvme{number}"))
+    }
+
+    fn serve_drives(&self, count: usize, capacity: Option<u64>) -> block::Result<Arc<Drives>> {
+        let options = (0..count).map(|number| DriveOptions {
+            name: format!("nvme{number}"),
+            dir: self.drive(number),
+            capacity_bytes: capacity,
+        });
+        let home = self.dir.path().join("d1");
+        let drives = Drives::open(&home, self.node().cluster_id(), options.collect(), &clock())?;
+        DataService::register(self.node(), Arc::clone(&drives));
+        Ok(drives)
+    }
+
+    fn objects(&self, drive: &str, owner: Option<u64>) -> NodeObjects {
+        let place = NodePlace {
+            node: "d1".to_owned(),
+            drive: drive.to_owned(),
+            pool: POOL,
+            lineage: POOL,
+            owner: owner.map(Epoch),
+        };
+        NodeObjects::new(self.owner.clone(), place)
+    }
+
+    fn files(&self, number: usize) -> Vec<PathBuf> {
+        let (mut found, mut dirs) = (Vec::new(), vec![self.drive(number)]);
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { dirs.push(path) } else { found.push(path) }
+            }
+        }
+        found
+    }
+}
+
+async fn create(
+    objects: &NodeObjects,
+    path: &ObjectPath,
+    bytes: &Bytes,
+) -> object_store::Result<()> {
+    let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+    // Several parts, which are one object.
+    let parts = [bytes.slice(..bytes.len() / 3), bytes.slice(bytes.len() / 3..)];
+    objects.put_opts(path, PutPayload::from_iter(parts), options).await.map(drop)
+}
+
+fn bytes(count: usize) -> Bytes {
+    (0..count).map(|at| u8::try_from(at * 7 % 251).unwrap()).collect::<Vec<u8>>().into()
+}
+
+fn path(name: &str) -> ObjectPath {
+    ObjectPath::from(format!("fragments/0000000000000001/{name}"))
+}
+
+async fn names(objects: &NodeObjects, folder: Option<&str>) -> Vec<String> {
+    let folder = folder.map(ObjectPath::from);
+    let listed: Vec<_> = objects.list(folder.as_ref()).try_collect().await.unwrap();
+    let mut names: Vec<String> = listed.into_iter().map(|found| found.location.into()).collect();
+    names.sort();
+    names
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: object_store::Result<T>, words: &str) {
+    let error = result.unwrap_err();
+    assert!(!matches!(error, Error::NotFound { .. }), "{error:?}");
+    assert!(error.to_string().contains(words), "it does not say {words:?}: {error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_are_created_read_listed_and_deleted() {
+    let world = World::with_drives(2).await;
+    let objects = world.objects("nvme1", Some(1));
+    for size in [0, 1, 4096, 300_000, 9 << 20] {
+        let (path, bytes) = (path(&size.to_string()), bytes(size));
+        create(&objects, &path, &bytes).await.unwrap();
+        assert_eq!(objects.head(&path).await.unwrap().size, size as u64);
+        assert_eq!(objects.get(&path).await.unwrap().bytes().await.unwrap(), bytes);
+        if size > 1 {
+            let range = 1..size as u64 / 2;
+            let read = objects.get_range(&path, range.clone()).await.unwrap();
+            assert_eq!(read, bytes.slice(1..size / 2));
+            let end = size as u64 - 1;
+            let read = objects.get_range(&path, end..end + 100).await.unwrap();
+            assert_eq!(read, bytes.slice(size - 1..), "a range may end behind the object");
+        }
+        let again = create(&objects, &path, &Bytes::from_static(b"other")).await.unwrap_err();
+        assert!(matches!(again, Error::AlreadyExists { .. }), "{again:?}");
+    }
+    assert_eq!(names(&objects, Some("fragments")).await.len(), 5);
+    let found = objects.list_with_delimiter(None).await.unwrap();
+    assert_eq!(found.common_prefixes, [ObjectPath::from("fragments")]);
+    assert_eq!(found.objects.len(), 1, "the fence: {:?}", found.objects);
+    objects.delete(&path("4096")).await.unwrap();
+    for result in [
+        objects.get(&path("4096")).await.map(drop),
+        objects.head(&path("4096")).await.map(drop),
+        objects.delete(&path("4096")).await,
+    ] {
+        assert!(matches!(result, Err(Error::NotFound { .. })), "{result:?}");
+    }
+    assert_eq!(names(&objects, Some("fragments")).await.len(), 4);
+    assert_eq!(names(&objects, Some("other")).await, Vec::<String>::new());
+    // The other drive has nothing of it.
+    assert!(world.files(0).iter().all(|file| file.ends_with("spindle-drive.json")));
+    // Many objects are listed in parts.
+    let one = bytes(10);
+    for number in 0..messages::LISTED_MAX + 7 {
+        let place = world.drive(1).join(POOL.to_string()).join("fragments/0000000000000001");
+        std::fs::write(place.join(format!("x{number}")), &one).unwrap();
+    }
+    assert_eq!(names(&objects, Some("fragments")).await.len(), messages::LISTED_MAX + 11);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_run_side_by_side_and_a_dropped_one_disturbs_no_other() {
+    let world = World::with_drives(1).await;
+    let objects = world.objects("", Some(1));
+    let (large, small) = (bytes(8 << 20), bytes(4096));
+    create(&objects, &path("large"), &large).await.unwrap();
+    create(&objects, &path("small"), &small).await.unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..64usize {
+        let (objects, large, small) = (objects.clone(), large.clone(), small.clone());
+        tasks.spawn(async move {
+            for round in 0..8 {
+                let (name, wanted) =
+                    if number % 8 == 0 { ("large", &large) } else { ("small", &small) };
+                let path = path(name);
+                if number % 4 == 1 {
+                    // Given up before the answer.
+                    let reading = objects.get_range(&path, 0..100);
+                    let _ = timeout(Duration::from_micros(50 * round), reading).await;
+                }
+                let read = objects.get(&path).await.unwrap().bytes().await.unwrap();
+                assert_eq!(read, *wanted);
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    assert_eq!(world.owner.connection_count(world.node().node_id()), 2, "one for each kind");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn later_owner_shuts_an_earlier_one_out_for_good() {
+    let mut world = World::with_drives(1).await;
+    let (first, second) = (world.objects("", Some(1)), world.objects("", Some(2)));
+    create(&first, &path("a"), &bytes(100)).await.unwrap();
+    // A reader neither shuts out nor is shut out, and changes nothing.
+    let reader = world.objects("", None);
+    assert_eq!(reader.head(&path("a")).await.unwrap().size, 100);
+    refused(create(&reader, &path("b"), &bytes(1)).await, "only the owner");
+    refused(reader.delete(&path("a")).await, "only the owner");
+    create(&first, &path("b"), &bytes(100)).await.unwrap();
+    assert_eq!(second.head(&path("a")).await.unwrap().size, 100);
+    refused(create(&first, &path("c"), &bytes(100)).await, "epoch 2");
+    refused(first.delete(&path("a")).await, "epoch 2");
+    refused(first.get(&path("a")).await, "epoch 2");
+    create(&second, &path("c"), &bytes(100)).await.unwrap();
+    // The node starts again.
+    world.restart(1).await;
+    let late = world.objects("", Some(1));
+    refused(create(&late, &path("d"), &bytes(100)).await, "epoch 2");
+    let reader = world.objects("", None);
+    assert_eq!(names(&reader, Some("fragments")).await.len(), 3);
+    let second = world.objects("", Some(2));
+    second.delete(&path("a")).await.unwrap();
+    refused(second.delete(&ObjectPath::from("spindle-fence.json")).await, "belongs to the node");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unmounted_drive_is_away_and_is_not_written() {
+    let mut world = World::with_drives(2).await;
+    let (first, second) = (world.objects("nvme0", Some(1)), world.objects("nvme1", Some(1)));
+    create(&first, &path("a"), &bytes(100)).await.unwrap();
+    create(&second, &path("a"), &bytes(100)).await.unwrap();
+    let aside = world.dir.path().join("aside");
+    std::fs::rename(world.drive(0), &aside).unwrap();
+    std::fs::create_dir(world.drive(0)).unwrap();
+    // Over the connection that there is, and over a new one, also with a folder that is new to the drive.
+    refused(create(&first, &path("b"), &bytes(100)).await, "is not there");
+    refused(first.get(&path("a")).await, "is not there");
+    refused(world.objects("nvme0", Some(1)).get(&path("a")).await, "may not be mounted");
+    let other = NodePlace {
+        node: "d1".to_owned(),
+        drive: "nvme0".to_owned(),
+        pool: POOL,
+        lineage: Uuid::from_u128(8),
+        owner: Some(Epoch(1)),
+    };
+    let other = NodeObjects::new(world.owner.clone(), other);
+    refused(create(&other, &path("b"), &bytes(100)).await, "may not be mounted");
+    assert_eq!(world.files(0), Vec::<PathBuf>::new(), "nothing is written at the mount point");
+    create(&second, &path("b"), &bytes(100)).await.unwrap();
+    world.restart(2).await;
+    let second = world.objects("nvme1", Some(1));
+    assert_eq!(second.get(&path("b")).await.unwrap().bytes().await.unwrap(), bytes(100));
+    refused(world.objects("nvme0", Some(1)).get(&path("a")).await, "may not be mounted");
+    std::fs::remove_dir(world.drive(0)).unwrap();
+    std::fs::rename(&aside, world.drive(0)).unwrap();
+    let first = world.objects("nvme0", Some(1));
+    assert_eq!(first.get(&path("a")).await.unwrap().bytes().await.unwrap(), bytes(100));
+}
+
+impl World {
+    /// Ends the node and starts it again, with the same directories.
+    async fn restart(&mut self, drive_count: usize) {
+        let serving = self.serving.pop().expect("it runs");
+        serving.abort();
+        let _ = serving.await;
+        self.node = None;
+        let home = self.dir.path().join("d1");
+        let deadline = tokio::time::Instant::now() + WAIT;
+        let trying = |error: block::Error| {
+            let is_late = tokio::time::Instant::now() > deadline;
+            assert!(error.kind() == block::ErrorKind::Busy && !is_late, "{}", error.chain());
+        };
+        // Tasks that end have their locks for a moment.
+        let node = loop {
+            match Cluster::open(&home, environment()) {
+                Ok(node) => break node,
+                Err(error) => trying(error),
+            }
+            tokio::task::yield_now().await;
+        };
+        let listener = TcpListener::bind(&self.address).await.unwrap();
+        self.serving.push(serve(&node, listener));
+        self.node = Some(node);
+        while let Err(error) = self.serve_drives(drive_count, None) {
+            trying(error);
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_drive_takes_nothing_more_until_something_is_deleted() {
+    let mut world = World::new().await;
+    std::fs::create_dir(world.drive(0)).unwrap();
+    let drives = world.serve_drives(1, Some(100_000)).unwrap();
+    let objects = world.objects("", Some(1));
+    let mut count = 0;
+    let error = loop {
+        match create(&objects, &path(&count.to_string()), &bytes(10_000)).await {
+            Ok(()) => count += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(error.to_string().contains("is full"), "{error}");
+    assert_eq!(count, 10);
+    drives.look().await;
+    let state = drives.states().remove(0);
+    assert!(state.used_bytes <= 100_000 && state.capacity_bytes == 100_000, "{state:?}");
+    assert_eq!((state.pool_count, &state.failure), (1, &None));
+    // A refused object takes no room.
+    let again = create(&objects, &path("0"), &bytes(1)).await;
+    assert!(matches!(again, Err(Error::AlreadyExists { .. })), "{again:?}");
+    assert_eq!(drives.states().remove(0).used_bytes, state.used_bytes);
+    objects.delete(&path("0")).await.unwrap();
+    create(&objects, &path("0"), &bytes(10_000)).await.unwrap();
+    refused(create(&objects, &path("x"), &bytes(10_000)).await, "is full");
+    // Another process counts what it finds.
+    let used = drives.states().remove(0).used_bytes;
+    drop(drives);
+    world.restart(1).await;
+    let drives = world.serve_drives(1, None);
+    assert_eq!(drives.unwrap_err().kind(), block::ErrorKind::Busy);
+    let found: u64 = world.files(0).iter().map(|file| file.metadata().unwrap().len()).sum();
+    assert!(found.abs_diff(used) < 300, "{found} {used}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_that_ends_is_away_and_heals() {
+    let mut world = World::with_drives(1).await;
+    let objects = world.objects("", Some(1));
+    create(&objects, &path("a"), &bytes(100)).await.unwrap();
+    // Its connections are cut, and nothing listens.
+    let serving = world.serving.pop().unwrap();
+    serving.abort();
+    let _ = serving.await;
+    let read = timeout(WAIT, objects.get(&path("a"))).await.expect("it ends");
+    refused(read.map(drop), "");
+    let listener = TcpListener::bind(&world.address).await.unwrap();
+    world.serving.push(serve(world.node(), listener));
+    let healed = timeout(WAIT, async {
+        while objects.get(&path("a")).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    });
+    healed.await.expect("it is asked again");
+    let unknown = NodePlace {
+        node: "d9".to_owned(),
+        drive: String::new(),
+        pool: POOL,
+        lineage: POOL,
+        owner: None,
+    };
+    let unknown = NodeObjects::new(world.owner.clone(), unknown);
+    refused(unknown.get(&path("a")).await, "has no node d9");
+    refused(world.objects("nvme7", None).get(&path("a")).await, "has no drive nvme7; it has nvme0");
+}
+
+fn misused(world: &World, name: &str, dir: &Path) -> String {
+    let options = DriveOptions { name: name.to_owned(), dir: dir.to_owned(), capacity_bytes: None };
+    let home = world.dir.path().join("d1");
+    let opened = Drives::open(&home, world.node().cluster_id(), vec![options], &clock());
+    opened.map(drop).map_err(|error| error.chain()).unwrap_err()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn directory_that_cannot_be_a_drive_is_refused() {
+    let world = World::with_drives(1).await;
+    let place = world.dir.path().join("place");
+    assert!(misused(&world, "a", &place).contains("must exist"));
+    std::fs::create_dir(&place).unwrap();
+    std::fs::write(place.join("photos"), "x").unwrap();
+    assert!(misused(&world, "a", &place).contains("must be an empty directory"));
+    std::fs::remove_file(place.join("photos")).unwrap();
+    let other = World::with_drives(1).await;
+    assert!(misused(&world, "a", &other.drive(0)).contains("another cluster"));
+    assert!(misused(&world, "nvme0", &world.drive(0)).contains("another process serves"));
+}
