@@ -11,7 +11,7 @@ mod node;
 
 use crate::adapters::pool_volumes;
 use crate::data_stores::pool_config;
-use crate::demo::Demo;
+use crate::demo::{DataNodes, Demo};
 use crate::handlers;
 use crate::limits::{self, lock_memory};
 use crate::offline;
@@ -25,8 +25,8 @@ use block::quantities::check_name;
 use block::{Error, ErrorKind, Result};
 use cli::args::{
     AttachArgs, AttachPlan, Cli, Command, ConfigCommand, CopyCommand, CopyOpenArgs, DemoArgs,
-    DetachArgs, FsckArgs, KeyCommand, NewKeyArgs, PoolArgs, PoolCommand, RestoreArgs, ServeArgs,
-    Setting, absolute, is_uri, place,
+    DetachArgs, DnodeArgs, FsckArgs, KeyCommand, NewKeyArgs, PoolArgs, PoolCommand, RestoreArgs,
+    ServeArgs, Setting, absolute, is_uri, place,
 };
 use cli::{output, print};
 use config::{Config, Override};
@@ -73,6 +73,7 @@ pub(crate) async fn run(cli: &Cli) -> Result<ExitCode, Failure> {
     }
     match &cli.command {
         Command::Serve(args) => serve(cli, args).await?,
+        Command::Dnode(args) => dnode(cli, args).await?,
         Command::Demo(args) => return Ok(demo(cli, args).await?),
         Command::Fsck(args) => return fsck(cli, args).await,
         Command::Restore(args) => restore(cli, args).await?,
@@ -168,6 +169,13 @@ async fn serve(cli: &Cli, args: &ServeArgs) -> Result<(), Failure> {
     Ok(crate::serve::run(&config, args.take_over, announce).await?)
 }
 
+/// Serves the drives of a data node until a stop is requested.
+async fn dnode(cli: &Cli, args: &DnodeArgs) -> Result<(), Failure> {
+    let config = load(args.config.as_deref(), args.settings())?;
+    let announce = |endpoints: &[String]| output::announce(cli.output, endpoints);
+    Ok(crate::data_node::run(&config, announce).await?)
+}
+
 /// Serves a copy in place until a stop is requested.
 async fn open_copy(cli: &Cli, args: &CopyOpenArgs) -> Result<(), Failure> {
     args.check().map_err(Failure::Usage)?;
@@ -185,7 +193,8 @@ async fn demo(cli: &Cli, args: &DemoArgs) -> Result<ExitCode> {
     let (args, output) = (args.clone(), cli.output);
     let run = move || {
         let (dir, node_count, is_short) = (args.dir.as_deref(), args.nodes, args.exit);
-        crate::demo::run(Demo { dir, binary: &binary, node_count, is_short, output })
+        let data_nodes = args.dnodes.map(|count| DataNodes { count, scheme: &args.scheme });
+        crate::demo::run(Demo { dir, binary: &binary, node_count, data_nodes, is_short, output })
     };
     tokio::task::spawn_blocking(run)
         .await

@@ -11,14 +11,16 @@
 mod identity;
 mod list;
 
+use crate::node;
 use async_trait::async_trait;
 use block::conditions::Report;
 use block::{ConditionKind, Error, ErrorKind, Result};
-use config::{Config, DataSettings, DataStoreSettings};
+use config::{Config, DataSettings, DataStoreSettings, DriveUrl};
 use control::store::{Store, StoreOptions};
 use datanode::{
     CodedOptions, CodedSegments, NamedStore, ObjectFragments, Scheme, StoreId, StoreInfo, Witness,
 };
+use dnode::{NodeObjects, NodePlace};
 use engine::config::PoolConfig;
 use engine::data_stores::{
     DataStoreStatus, DataStores, DataStoresAsked, DataStoresStatus, FRAGMENTS, OpenDataStores,
@@ -27,6 +29,7 @@ use identity::Identity;
 use list::{List, StoreEntry};
 use object_store::path::Path;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::segment_store::SegmentStore;
@@ -39,12 +42,14 @@ const BUCKET_WIDTH: usize = 64;
 /// Time for which a store must have failed before segments go without the fragments that it would get. Chosen by
 /// hand: longer than a connection takes to be made again, and short for a log that fills meanwhile.
 const DEBT_AFTER: Duration = Duration::from_secs(10);
-/// How long a look at the identity of a bucket counts. Chosen by hand: buckets are not unmounted.
+/// How long a look at the identity of a bucket or a drive elsewhere counts. Chosen by hand: buckets are not unmounted, and
+/// a data node looks at its drives itself.
 const BUCKET_LOOK: Duration = Duration::from_secs(10);
 
 /// Returns the settings of the configured pool, with its data stores.
 pub(crate) fn pool_config(config: &Config) -> PoolConfig {
-    let stores = ConfiguredStores { settings: config.settings().data.clone() };
+    let settings = config.settings().data.clone();
+    let stores = ConfiguredStores { settings, dir: config.dir().to_owned() };
     config.pool(Arc::new(stores))
 }
 
@@ -52,6 +57,8 @@ pub(crate) fn pool_config(config: &Config) -> PoolConfig {
 #[derive(Debug)]
 struct ConfiguredStores {
     settings: DataSettings,
+    /// The pool's directory, which may be that of a node of a cluster.
+    dir: PathBuf,
 }
 
 #[async_trait]
@@ -70,7 +77,7 @@ impl DataStores for ConfiguredStores {
             _ => found,
         };
         let Some(list) = list else { return Ok(None) };
-        let opened = OpenedStores::open(&asked, list, self.settings.lost_after.duration())?;
+        let opened = self.open_stores(&asked, list)?;
         opened.show_few(&asked);
         Ok(Some(Arc::new(opened)))
     }
@@ -87,7 +94,7 @@ impl ConfiguredStores {
         let known = found.as_ref().map_or(&[][..], |list| &list.stores);
         let mut list = List { scheme: scheme.to_string(), stores: Vec::new() };
         let identities = self.settings.stores.iter().map(|settings| async move {
-            let place = open_place(&settings.url, settings.env_prefix.as_deref())?;
+            let place = self.open_place(asked, &settings.url, settings.env_prefix.as_deref())?;
             let identity = identity::read(&place).await;
             Ok::<_, Error>((settings, place, identity))
         });
@@ -219,18 +226,6 @@ async fn make(
     Ok(entry_of(settings, identity.number, &identity.id))
 }
 
-/// Opens the place of a data store, which must exist.
-fn open_place(url: &str, env_prefix: Option<&str>) -> Result<Store> {
-    // Other stores have what this one does not send in time.
-    let options = StoreOptions {
-        bulk_timeout: Duration::from_secs(30),
-        bulk_retry_count_max: 1,
-        bulk_retry_timeout: Duration::from_secs(10),
-        ..StoreOptions::default()
-    };
-    Store::await_as(url, &options, env_prefix)
-}
-
 /// The open data stores.
 #[derive(Debug)]
 struct OpenedStores {
@@ -239,12 +234,57 @@ struct OpenedStores {
     places: Vec<Store>,
 }
 
-impl OpenedStores {
-    fn open(asked: &DataStoresAsked<'_>, list: List, lost_after: Duration) -> Result<OpenedStores> {
+impl ConfiguredStores {
+    /// Opens the place of a data store, which must exist.
+    ///
+    /// # Errors
+    /// `Invalid` for a URL that names none, and for a drive of a data node if the directory belongs to no cluster, or is
+    /// that node.
+    fn open_place(
+        &self,
+        asked: &DataStoresAsked<'_>,
+        url: &str,
+        env_prefix: Option<&str>,
+    ) -> Result<Store> {
+        if let Some(drive) = DriveUrl::parse(url)? {
+            return self.open_drive(asked, url, drive);
+        }
+        // Other stores have what this one does not send in time.
+        let options = StoreOptions {
+            bulk_timeout: Duration::from_secs(30),
+            bulk_retry_count_max: 1,
+            bulk_retry_timeout: Duration::from_secs(10),
+            ..StoreOptions::default()
+        };
+        Store::await_as(url, &options, env_prefix)
+    }
+
+    fn open_drive(&self, asked: &DataStoresAsked<'_>, url: &str, drive: DriveUrl) -> Result<Store> {
+        let invalid = |why: String| {
+            Err(Error::new(ErrorKind::Invalid, format!("open data stores: {url}: {why}")))
+        };
+        let Some(cluster) = node::open_in(&self.dir)? else {
+            let dir = self.dir.display();
+            return invalid(format!(
+                "{dir} belongs to no cluster; found one with `spindle node init`, and let the data nodes join it"
+            ));
+        };
+        let DriveUrl { node, drive } = drive;
+        if [cluster.node_name(), &cluster.node_id().to_string()].contains(&&*node) {
+            let what =
+                "it is this node; name the directory of a drive of this machine, or another node";
+            return invalid(what.to_owned());
+        }
+        let (pool, lineage, owner) = (asked.pool, asked.lineage, asked.writer);
+        let place = NodePlace { node, drive, pool, lineage, owner };
+        Ok(Store::from_objects(url, Arc::new(NodeObjects::new(cluster, place))))
+    }
+
+    fn open_stores(&self, asked: &DataStoresAsked<'_>, list: List) -> Result<OpenedStores> {
         let scheme = list.scheme()?;
         let (mut stores, mut places) = (Vec::new(), Vec::new());
         for entry in &list.stores {
-            let place = open_place(&entry.url, entry.env_prefix.as_deref())?;
+            let place = self.open_place(asked, &entry.url, entry.env_prefix.as_deref())?;
             let lasts = if place.local_dir().is_some() { Duration::ZERO } else { BUCKET_LOOK };
             let identity = Identity::of(asked.pool, asked.lineage, entry);
             let witness = Witness { path: identity::PATH.into(), bytes: identity.encode()?, lasts };
@@ -267,11 +307,13 @@ impl OpenedStores {
             clock: asked.clock.clone(),
             conditions: asked.conditions.clone(),
             debt_after: DEBT_AFTER,
-            lost_after,
+            lost_after: self.settings.lost_after.duration(),
         };
         Ok(OpenedStores { segments: Arc::new(CodedSegments::new(options)), list, places })
     }
+}
 
+impl OpenedStores {
     /// Shows as a condition that the stores are in too few failure domains.
     fn show_few(&self, asked: &DataStoresAsked<'_>) {
         let scheme = self.segments.scheme();

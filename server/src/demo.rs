@@ -1,4 +1,4 @@
-//! `spindle demo`: a disk in five seconds, on one node or on three, and a proof that it keeps the data
+//! `spindle demo`: a disk in five seconds, on one node, on three or over data nodes, and a proof that it keeps the data
 //! written to it.
 //!
 //! Invariants:
@@ -7,6 +7,7 @@
 
 mod client;
 mod daemon;
+mod data_nodes;
 mod fail_over;
 mod history;
 mod nodes;
@@ -19,6 +20,15 @@ use cli::args::Output;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// The data nodes of a demo.
+#[derive(Clone, Copy, Debug)]
+pub struct DataNodes<'a> {
+    /// Their number.
+    pub count: usize,
+    /// Scheme of the segments over them, such as `4+2`.
+    pub scheme: &'a str,
+}
+
 /// Settings of a demo.
 #[derive(Clone, Copy, Debug)]
 pub struct Demo<'a> {
@@ -28,6 +38,8 @@ pub struct Demo<'a> {
     pub binary: &'a Path,
     /// Number of nodes: 1 or 3.
     pub node_count: u64,
+    /// Present for a pool over data nodes.
+    pub data_nodes: Option<DataNodes<'a>>,
     /// It ends after the measurements.
     pub is_short: bool,
     /// With [`Output::Json`] it prints one document after the measurements, in place of its text.
@@ -40,9 +52,10 @@ pub struct Demo<'a> {
 /// # Errors
 /// Every failure to carry it out.
 pub fn run(demo: Demo<'_>) -> Result<ExitCode> {
-    let Demo { dir, binary, node_count, is_short, output } = demo;
-    match node_count {
-        1 => one_node::run(dir, binary, is_short, output).map(|()| ExitCode::SUCCESS),
+    let Demo { dir, binary, node_count, data_nodes, is_short, output } = demo;
+    match (node_count, data_nodes) {
+        (_, Some(asked)) => data_nodes::run(demo, asked),
+        (1, None) => one_node::run(dir, binary, is_short, output).map(|()| ExitCode::SUCCESS),
         _ => fail_over::run(demo),
     }
 }

@@ -13,6 +13,7 @@ mod closed;
 mod convert;
 mod copy;
 mod device;
+mod dnode;
 mod key;
 mod member;
 pub(crate) mod node;
@@ -29,6 +30,7 @@ pub(crate) use convert::{
     example, fsck_info, pool_from_copy, pool_purged, pool_removed, pool_restored, remote_device,
     remote_options, secret,
 };
+pub(crate) use dnode::{DnodeAdmin, drive_url};
 pub(crate) use member::MemberAdmin;
 
 use crate::adapters::exports::PoolExports;

@@ -4,6 +4,7 @@
 pub mod adapters;
 pub mod admin;
 mod commands;
+mod data_node;
 mod data_stores;
 pub mod demo;
 pub mod handlers;

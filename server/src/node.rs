@@ -2,15 +2,17 @@
 //!
 //! Invariants:
 //! - A daemon listens on every address of its node, or does not start.
+//! - A process has a node open once: the pool's data stores and the requests of the command line share it.
 //! - The service ends with its guard, and so with the daemon.
 
 use block::env::{SystemClock, SystemRandom};
 use block::{Error, ErrorKind, Result};
-use cluster::{Cluster, Environment};
+use cluster::{Cluster, Environment, WeakCluster};
 use config::Config;
 use control::keys::KeySource;
 use futures::FutureExt;
-use std::collections::BTreeSet;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -58,11 +60,22 @@ pub(crate) fn open_in(dir: &Path) -> Result<Option<Cluster>> {
     open_with(dir, bare_environment())
 }
 
+/// The nodes that this process has open, by directory.
+static OPEN: Mutex<BTreeMap<PathBuf, WeakCluster>> = Mutex::new(BTreeMap::new());
+
 fn open_with(dir: &Path, environment: Environment) -> Result<Option<Cluster>> {
-    match cluster::is_member(dir) {
-        true => Cluster::open(dir, environment).map(Some),
-        false => Ok(None),
+    if !cluster::is_member(dir) {
+        return Ok(None);
     }
+    let mut open = OPEN.lock();
+    open.retain(|_, node| node.upgrade().is_some());
+    // A second opening would find the lock of the first.
+    if let Some(node) = open.get(dir).and_then(WeakCluster::upgrade) {
+        return Ok(Some(node));
+    }
+    let node = Cluster::open(dir, environment)?;
+    open.insert(dir.to_owned(), node.downgrade());
+    Ok(Some(node))
 }
 
 /// Tells whether the cluster has this node: it was not removed, as far as this node knows.

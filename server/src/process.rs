@@ -16,12 +16,14 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 /// Default log filter of a daemon. Libraries log only unusual events.
-const FILTER_DAEMON: &str = "warn,server=info,engine=info,devices=info,control=info,nbd=info,ublk=info,wal=info,tiering=info";
+const FILTER_DAEMON: &str = "warn,server=info,engine=info,devices=info,control=info,nbd=info,ublk=info,wal=info,tiering=info,dnode=info";
 /// Default log filter of a command.
 const FILTER_COMMAND: &str = "warn";
 /// Threads for files. Chosen by hand: enough for a queue of 32 reads of a cold cache, and some
 /// more.
 const BLOCKING_THREAD_COUNT_MAX: usize = 40;
+/// Threads for the files of a data node. Chosen by hand: a drive that hangs keeps 32 of them, and has others beside it.
+const DRIVE_THREAD_COUNT_MAX: usize = 512;
 /// Polls of tasks between two looks at sockets and at tasks that other threads woke. Chosen by
 /// hand: one poll moves up to a quarter of a megabyte, and a small synced write must not wait for
 /// many.
@@ -43,9 +45,13 @@ pub fn main() -> ExitCode {
     if cli.command.is_daemon() || cli.command.is_remote_attach() {
         write_back_memory();
     }
+    let thread_count_max = match cli.command {
+        Command::Dnode(_) => DRIVE_THREAD_COUNT_MAX,
+        _ => BLOCKING_THREAD_COUNT_MAX,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        .max_blocking_threads(BLOCKING_THREAD_COUNT_MAX)
+        .max_blocking_threads(thread_count_max)
         .event_interval(POLLS_BETWEEN_LOOKS)
         .global_queue_interval(POLLS_BETWEEN_LOOKS)
         .build();

@@ -16,7 +16,7 @@ use tests::seed::{Random, seeds};
 use tests::{Place, needs_providers};
 
 /// Settings without caches, so that reads are answered by the data stores.
-fn settings(scheme: &str, stores: &[String]) -> String {
+pub fn settings(scheme: &str, stores: &[String]) -> String {
     let cache = "[cache]\nsize = \"64MiB\"";
     assert!(SMALL.contains(cache));
     let small = SMALL.replace(cache, "[cache]\nsize = \"0\"\n[memory_cache]\nsize = \"0\"");
@@ -69,7 +69,7 @@ fn rename(from: &Path, to: &Path) {
     std::fs::rename(from, to).unwrap_or_else(|error| panic!("rename {}: {error}", from.display()));
 }
 
-fn failing(daemon: &Daemon) -> usize {
+pub fn failing(daemon: &Daemon) -> usize {
     let status = daemon.json(&["status"]);
     let stores = status["data_stores"]["stores"].as_array().expect("a list").clone();
     stores.iter().filter(|store| !store["failure"].is_null()).count()
@@ -116,7 +116,7 @@ fn any_two_of_eight_drives_may_be_lost_while_clients_write_and_read() {
 }
 
 /// Waits until every segment survives this many losses, whichever they are, and none lacks a fragment.
-fn wait_until_whole(daemon: &Daemon, losses: u64) {
+pub fn wait_until_whole(daemon: &Daemon, losses: u64) {
     wait_for("nothing is lacking", || {
         let status = daemon.json(&["status"]);
         let found = &status["data_stores"]["redundancy"];
@@ -128,7 +128,7 @@ fn wait_until_whole(daemon: &Daemon, losses: u64) {
 }
 
 /// All files below a directory.
-fn files(dir: &Path) -> Vec<PathBuf> {
+pub fn files(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut dirs = vec![dir.to_owned()];
     while let Some(dir) = dirs.pop() {

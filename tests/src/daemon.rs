@@ -36,6 +36,8 @@ pub const SWITCHES: &[&str] = &["SPINDLE_SEEDED_BUGS", "SPINDLE_FAILPOINT"];
 pub struct Daemon {
     place: Place,
     binary: PathBuf,
+    /// Command that runs until it is stopped.
+    role: &'static str,
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     space: Option<Arc<Space>>,
@@ -60,6 +62,7 @@ impl Daemon {
         std::fs::write(place.join("spindle.toml"), settings).expect("write the configuration");
         let mut daemon = Daemon {
             binary: binary("spindle"),
+            role: "serve",
             arguments: Vec::new(),
             environment: Vec::new(),
             space: None,
@@ -90,7 +93,25 @@ impl Daemon {
         daemon
     }
 
-    /// Adds arguments to `serve`.
+    /// Makes a data node on a directory of its own, with these drives. It is not started.
+    #[must_use]
+    pub fn data_node(drives: &[&Path]) -> Daemon {
+        let mut node = Daemon::new("", &[]);
+        node.role = "dnode";
+        node.arguments.clear();
+        for drive in drives {
+            node.argue(&["--drive", &drive.display().to_string()]);
+        }
+        std::fs::create_dir_all(node.dir()).expect("make a directory");
+        node
+    }
+
+    /// Replaces its settings, which count from its next start.
+    pub fn configure(&self, settings: &str) {
+        std::fs::write(self.place.join("spindle.toml"), settings).expect("write the configuration");
+    }
+
+    /// Adds arguments to the command that serves.
     pub fn argue(&mut self, arguments: &[&str]) {
         self.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
     }
@@ -159,7 +180,7 @@ impl Daemon {
     fn serve(&self) -> Command {
         let mut command = Command::new(&self.binary);
         let config = self.place.join("spindle.toml");
-        command.arg("serve").arg("--dir").arg(self.dir()).arg("--config").arg(config);
+        command.arg(self.role).arg("--dir").arg(self.dir()).arg("--config").arg(config);
         command.args(&self.arguments).env("SPINDLE_LOG", "info").env("RUST_BACKTRACE", "0");
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if let Some(point) = &self.fail_point {

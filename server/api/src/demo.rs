@@ -80,3 +80,36 @@ pub struct DemoNodeInfo {
     /// Number of its process.
     pub process: u32,
 }
+
+/// Results of the demonstration on data nodes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DataNodesInfo {
+    /// Directory of the nodes.
+    pub dir: PathBuf,
+    /// Name of the volume.
+    pub volume: String,
+    /// Scheme of its segments, such as `4+2`.
+    pub scheme: String,
+    /// Names of the data nodes, the spare one last.
+    pub data_nodes: Vec<String>,
+    /// Those that were killed.
+    pub killed: Vec<String>,
+    /// The one that took the place of the first of them.
+    pub spare: String,
+    /// Data written, in MiB.
+    pub written_mib: u64,
+    /// Blocks of 4 KiB that differed from what was written there.
+    pub wrong_reads: u64,
+    /// Bytes that could not be read.
+    pub lost_bytes: u64,
+    /// Seconds from the start of the pool with the spare node until no segment lacked a fragment.
+    pub rebuild_seconds: f64,
+    /// Bytes of fragments that were made anew meanwhile.
+    pub rebuilt_bytes: u64,
+    /// Median of a read of 4 KiB with all data nodes, in microseconds.
+    pub read_us_p50_healthy: f64,
+    /// Median of a read of 4 KiB whose fragment was decoded from others, in microseconds.
+    pub read_us_p50_degraded: f64,
+    /// Number of these reads.
+    pub degraded_reads: u64,
+}

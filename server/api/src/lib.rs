@@ -18,6 +18,7 @@ pub mod config;
 pub mod copy;
 pub mod demo;
 pub mod device;
+pub mod dnode;
 pub mod drill;
 pub mod error;
 pub mod key;

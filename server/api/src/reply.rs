@@ -4,6 +4,7 @@
 
 use crate::copy::CopyInfo;
 use crate::device::{AttachmentInfo, ClientInfo, RemoteDeviceInfo};
+use crate::dnode::DnodeInfo;
 use crate::key::{Secret, SlotKind};
 use crate::member::{MemberAdded, MembersInfo};
 use crate::node::{NodesInfo, TokenInfo};
@@ -79,6 +80,8 @@ pub enum Reply {
     },
     /// The nodes of the cluster.
     Nodes(NodesInfo),
+    /// The state of a data node.
+    Dnode(DnodeInfo),
     /// A token that admits a node, printed only this once.
     NodeToken(TokenInfo),
     /// The key was replaced.

@@ -8,6 +8,7 @@
 
 mod copy;
 mod device;
+mod dnode;
 mod drill;
 mod key;
 mod node;
@@ -20,6 +21,7 @@ mod volume;
 
 pub use copy::{CopyCommand, CopyOpenArgs, RestoreArgs, place};
 pub use device::{AttachArgs, AttachPlan, DetachArgs, is_uri};
+pub use dnode::DnodeArgs;
 pub use drill::{DrillCommand, FailOverArgs};
 pub use key::{KeyArgs, KeyCommand, NewKeyArgs};
 pub use node::{NewNodeArgs, NodeCommand};
@@ -69,6 +71,11 @@ pub enum Output {
 pub enum Command {
     /// Open a pool and serve its volumes
     Serve(Box<ServeArgs>),
+    /// Serve the drives of this machine to the pools of a cluster, as a data node
+    ///
+    /// The directory must have joined a cluster: `spindle node join TOKEN --without-key`. Pools name the
+    /// drives in `data.stores` as spindle://NODE/DRIVE
+    Dnode(DnodeArgs),
     /// Create a pool in a directory, write, restart, verify, measure, and serve until Ctrl-C
     Demo(DemoArgs),
     /// Manage the volumes of a pool
@@ -141,6 +148,7 @@ impl Command {
                 (pool, Request::Key(KeyRequest::Backup { replace: *replace }))
             }
             Command::Serve(_)
+            | Command::Dnode(_)
             | Command::Demo(_)
             | Command::Drill(_)
             | Command::Restore(_)
@@ -155,10 +163,10 @@ impl Command {
         Ok(Some(asked))
     }
 
-    /// Tells whether the command serves the exports of a pool or of a copy until it is told to stop.
+    /// Tells whether the command serves a pool, a copy or drives until it is told to stop.
     #[must_use]
     pub fn is_daemon(&self) -> bool {
-        matches!(self, Command::Serve(_) | Command::Copy(CopyCommand::Open(_)))
+        matches!(self, Command::Serve(_) | Command::Dnode(_) | Command::Copy(CopyCommand::Open(_)))
     }
 
     /// Tells whether the command serves the device of an export elsewhere.

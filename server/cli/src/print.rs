@@ -6,6 +6,7 @@ mod config;
 mod copy;
 mod demo;
 mod device;
+mod dnode;
 mod drill;
 mod member;
 mod node;
@@ -17,7 +18,7 @@ mod volume;
 
 pub use config::{config, example, version};
 pub use copy::restored_copy;
-pub use demo::{demo, fail_over};
+pub use demo::{data_nodes, demo, fail_over};
 pub use drill::drill;
 pub use node::{cluster_founded, cluster_joined};
 pub use pool::{fsck, pool_purged, pool_removed, pool_restored};
@@ -54,6 +55,7 @@ pub fn reply(reply: &Reply) -> String {
         Reply::Attached(info) => device::attached(info),
         Reply::Attachments { attachments, clients } => device::list(attachments, clients),
         Reply::RemoteDevices { devices } => device::remote_devices(devices),
+        Reply::Dnode(info) => dnode::dnode(info),
         Reply::Nodes(info) => node::nodes(info),
         Reply::NodeToken(info) => node::token(info),
         Reply::KeyRotated { message, .. } => format!("{message}\n"),

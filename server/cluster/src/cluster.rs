@@ -25,7 +25,7 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -75,6 +75,18 @@ pub trait Handler: Send + Sync + 'static {
 #[derive(Clone)]
 pub struct Cluster(Arc<Inner>);
 
+/// A node that stays open only as long as others use it.
+#[derive(Clone, Debug)]
+pub struct WeakCluster(Weak<Inner>);
+
+impl WeakCluster {
+    /// Returns the node if it is still open.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Cluster> {
+        self.0.upgrade().map(Cluster)
+    }
+}
+
 struct Inner {
     membership: Arc<Membership>,
     tokens: Arc<Tokens>,
@@ -86,6 +98,12 @@ struct Inner {
     probing: tokio::sync::Mutex<()>,
     /// The turn of a probe that this node answers.
     answering: Semaphore,
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Inner").field(self.membership.identity()).finish()
+    }
 }
 
 impl fmt::Debug for Cluster {
@@ -148,6 +166,12 @@ impl Cluster {
             probing: tokio::sync::Mutex::default(),
             answering: Semaphore::new(1),
         })))
+    }
+
+    /// Returns a handle that does not keep the node open.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakCluster {
+        WeakCluster(Arc::downgrade(&self.0))
     }
 
     /// Returns the id of the cluster.

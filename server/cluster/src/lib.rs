@@ -43,7 +43,7 @@ mod tls;
 pub mod token;
 
 pub use admission::{Conflict, NewNode, Node};
-pub use cluster::{Cluster, Environment, Handler};
+pub use cluster::{Cluster, Environment, Handler, WeakCluster};
 pub use connection::{Connection, Frame, FrameReader, FrameWriter, PeerStream, Service};
 pub use home::is_member;
 pub use identity::{ClusterId, NodeId, node_dir};

@@ -1,5 +1,6 @@
 //! `[data]`: the scheme of the segments, and the stores of their fragments.
 
+use crate::DriveUrl;
 use block::quantities::Span;
 use block::{Error, ErrorKind, Result};
 use erasure::Scheme;
@@ -81,10 +82,11 @@ impl<'de> Visitor<'de> for StoreVisitor {
 }
 
 impl DataStoreSettings {
-    /// The failure domain: by default the store is one of its own.
+    /// The failure domain: by default the node of a drive, and otherwise the store itself.
     #[must_use]
     pub fn domain(&self) -> &str {
-        self.domain.as_deref().unwrap_or(&self.url)
+        let default = || DriveUrl::domain_of(&self.url).unwrap_or(&self.url);
+        self.domain.as_deref().unwrap_or_else(default)
     }
 
     /// The share of new fragments, relative to other stores.
@@ -95,7 +97,18 @@ impl DataStoreSettings {
 
     fn check(&self) -> Result<()> {
         let url = &self.url;
-        control::store::check_url(url).map_err(|error| error.context("data.stores"))?;
+        let drive = DriveUrl::parse(url).map_err(|error| error.context("data.stores"))?;
+        match (drive, &self.env_prefix) {
+            (None, _) => {
+                control::store::check_url(url).map_err(|error| error.context("data.stores"))?;
+            }
+            (Some(_), Some(_)) => {
+                let what =
+                    format!("data.stores: {url}: a data node needs no env_prefix; leave it out");
+                return Err(invalid(what));
+            }
+            (Some(_), None) => {}
+        }
         if self.domain().trim().is_empty() {
             return Err(invalid(format!("data.stores: {url}: the domain is empty")));
         }

@@ -14,11 +14,13 @@
 
 pub mod budget;
 mod data_stores;
+mod dnode;
 pub mod options;
 mod unknown;
 
 pub use budget::Budget;
 pub use data_stores::{DataSettings, DataStoreSettings};
+pub use dnode::{DnodeSettings, DriveSettings, DriveUrl};
 
 use block::env::SystemClock;
 use block::quantities::{self, ByteSize, Span};
@@ -66,6 +68,7 @@ pub struct Settings {
     pub encryption: EncryptionSettings,
     pub nbd: NbdSettings,
     pub keys: KeySettings,
+    pub dnode: DnodeSettings,
     pub volumes: Vec<VolumeSettings>,
 }
 
@@ -281,6 +284,7 @@ impl Default for Settings {
             encryption: EncryptionSettings::default(),
             nbd: NbdSettings::default(),
             keys: KeySettings::default(),
+            dnode: DnodeSettings::default(),
             volumes: Vec::new(),
         }
     }
@@ -430,6 +434,7 @@ impl Config {
         control::store::check_url(settings.store.as_deref().unwrap_or_default())?;
         check_ranges(&settings)?;
         settings.data.check()?;
+        settings.dnode.settle()?;
         check_volumes(&settings.volumes)?;
         check_listeners(&settings.nbd)?;
         key_source(&settings.keys)?;

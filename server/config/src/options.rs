@@ -141,17 +141,17 @@ pub const OPTIONS: &[OptionDoc] = &[
     row(
         "data.stores.url",
         "URL or path",
-        "as for `store`; a directory must exist",
+        "as for `store`, and a directory must exist; or spindle://NODE/DRIVE",
         "(required)",
         "\"/mnt/nvme0/spindle\"",
-        "A data store, which holds fragments of segments: a directory on a drive, or a bucket. Without other \
-         settings, its URL alone may stand in the list.",
+        "A data store, which holds fragments of segments: a directory on a drive, a bucket, or a drive of a data \
+         node. Without other settings, its URL alone may stand in the list.",
     ),
     row(
         "data.stores.domain",
         "text",
         "",
-        "(the URL)",
+        "(the URL; of a drive of a data node, the node)",
         "\"drive 0\"",
         "Failure domain: what fails together with this store, such as a drive, a machine or a provider. No two \
          fragments of a segment are in one.",
@@ -382,6 +382,30 @@ pub const OPTIONS: &[OptionDoc] = &[
         "File with a key that `spindle key backup` printed.",
     ),
     row(
+        "dnode.drives.dir",
+        "path",
+        "an empty directory, at first",
+        "(required)",
+        "\"/mnt/nvme0\"",
+        "A drive of a data node (`spindle dnode`). Without other settings, its directory alone may stand in the list.",
+    ),
+    row(
+        "dnode.drives.name",
+        "text",
+        "1 to 63 of A-Z a-z 0-9 . _ -",
+        "(the last part of the directory)",
+        "\"nvme0\"",
+        "Name of the drive in the URLs of pools. A new disk in the place of a dead one needs another name.",
+    ),
+    row(
+        "dnode.drives.capacity",
+        "bytes",
+        "",
+        "(what the file system has)",
+        "\"3TiB\"",
+        "Most bytes to store on the drive. The last hundredth of a file system always stays free.",
+    ),
+    row(
         "volumes.name",
         "text",
         "1 to 63 of A-Z a-z 0-9 . _ -",
@@ -436,7 +460,7 @@ pub const OPTIONS: &[OptionDoc] = &[
 ];
 
 /// Sections of which a file may have several.
-pub(crate) const LISTS: &[&str] = &["volumes", "data.stores"];
+pub(crate) const LISTS: &[&str] = &["volumes", "data.stores", "dnode.drives"];
 
 /// A commented `spindle.toml` with every option and its default.
 #[must_use]

@@ -102,6 +102,22 @@ fn values_out_of_range_name_the_option_and_the_range() {
         ),
         ("[data]\nscheme = \"1+1\"\nstores = [\"/a\", \"ftp://b\"]", "data.stores"),
         (
+            "[data]\nscheme = \"1+1\"\nstores = [\"spindle://a/x\", \"spindle://a/y\"]",
+            "2 failure domains, and data.stores has 1",
+        ),
+        (
+            "[data]\nscheme = \"1+1\"\nstores = [\"/a\", \"spindle://b/c/d\"]",
+            "spindle://NODE/DRIVE",
+        ),
+        (
+            "[data]\nscheme = \"1+1\"\nstores = [\"/a\", {url = \"spindle://b\", env_prefix = \"X\"}]",
+            "needs no env_prefix",
+        ),
+        ("[dnode]\ndrives = [\"/a/x\", \"/b/x\"]", "two drives are called x"),
+        ("[dnode]\ndrives = [\"/a\", \"/a/x\"]", "one within the other"),
+        ("[dnode]\ndrives = [\"/\"]", "give it a `name`"),
+        ("[dnode]\ndrives = [{dir = \"/a\", capacity = 0}]", "could store nothing"),
+        (
             "[data]\nscheme = \"1+1\"\nstores = [\"/a\", { url = \"/b\", weight = 0 }]",
             "from 1 to 1000",
         ),
@@ -164,6 +180,11 @@ fn every_option_is_documented_and_every_documented_option_exists() {
         }],
         ..DataSettings::default()
     };
+    settings.dnode.drives = vec![DriveSettings {
+        dir: "/d".into(),
+        name: Some("d".to_owned()),
+        capacity: Some(ByteSize(1)),
+    }];
     settings.cache.dir = Some("/c".into());
     settings.memory_cache.size = Some(ByteSize(0));
     settings.nbd.listen = Some(Vec::new());
@@ -187,8 +208,12 @@ fn every_option_is_documented_and_every_documented_option_exists() {
     let table = toml::Table::try_from(&settings).unwrap();
     let is_list = |key: &String| options::LISTS.contains(&key.as_str());
     let mut real: Vec<String> = flatten(&table).into_keys().filter(|key| !is_list(key)).collect();
-    for (list, value) in [("volumes", &table["volumes"]), ("data.stores", &table["data"]["stores"])]
-    {
+    let lists = [
+        ("volumes", &table["volumes"]),
+        ("data.stores", &table["data"]["stores"]),
+        ("dnode.drives", &table["dnode"]["drives"]),
+    ];
+    for (list, value) in lists {
         let keys = value[0].as_table().unwrap().keys();
         real.extend(keys.map(|key| format!("{list}.{key}")));
     }
@@ -221,7 +246,8 @@ fn the_example_file_is_valid_with_and_without_its_comments() {
         .skip(2)
         .collect();
     let settings: Settings = toml::from_str(&all).unwrap_or_else(|error| panic!("{error}\n{all}"));
-    assert_eq!((settings.volumes.len(), settings.data.stores.len()), (1, 1));
+    let lengths = (settings.volumes.len(), settings.data.stores.len(), settings.dnode.drives.len());
+    assert_eq!(lengths, (1, 1, 1));
     assert_eq!(settings.memory, Settings::default().memory);
 }
 

@@ -7,7 +7,7 @@
 use async_trait::async_trait;
 use block::env::Clock;
 use block::seal::PoolKey;
-use block::{Conditions, Result};
+use block::{Conditions, Epoch, Result};
 use control::manifest::Ownership;
 use control::store::Store;
 use object_store::path::Path;
@@ -30,6 +30,9 @@ pub struct DataStoresAsked<'a> {
     pub objects: ObjectSegments,
     /// Present if the owner opens the pool: it may change the list.
     pub owner: Option<&'a Ownership>,
+    /// Epoch under which the stores are changed: that of the owner, or of a removed pool that is purged. Absent for
+    /// commands that only read.
+    pub writer: Option<Epoch>,
     /// Registry for stores that are away, and for too few of them.
     pub conditions: Conditions,
     /// Time for pauses and latencies.

@@ -18,7 +18,7 @@ use crate::opening::Opening;
 use async_recursion::async_recursion;
 use block::quantities;
 use block::seal::PoolKey;
-use block::{Conditions, Error, ErrorKind, Result};
+use block::{Conditions, Epoch, Error, ErrorKind, Result};
 use control::keys::{KeyRing, KeySource};
 use control::manifest::{self, Manifest};
 use control::store::{Reason, Store, StoreOptions, is_folder_marker};
@@ -151,7 +151,7 @@ async fn purge_store(
         PoolPurged { name: manifest.name, pool: manifest.pool, object_count: 0, object_bytes: 0 };
     let deleted = async {
         if let Some(config) = config {
-            delete_from_data_stores(config, store, &mut purged).await?;
+            delete_from_data_stores(config, store, Epoch(manifest.epoch), &mut purged).await?;
         }
         delete_all(store, manifest.number, &mut purged).await
     };
@@ -242,6 +242,7 @@ fn purge_at(removed_at: u64, retention: Duration) -> u64 {
 async fn delete_from_data_stores(
     config: &PoolConfig,
     store: &Store,
+    epoch: Epoch,
     purged: &mut PoolPurged,
 ) -> Result<()> {
     if !KeyRing::exists(store).await? {
@@ -257,6 +258,7 @@ async fn delete_from_data_stores(
         lineage: origin.map_or(pool, |origin| origin.lineage),
         objects: ObjectSegments::new(store.bulk()),
         owner: None,
+        writer: Some(epoch),
         conditions: Conditions::default(),
         clock: config.clock.clone(),
     };

@@ -104,6 +104,7 @@ pub(crate) async fn open_data_stores(
         lineage: lineage.unwrap_or(pool),
         objects: ObjectSegments::new(store.bulk()),
         owner,
+        writer: owner.map(Ownership::epoch),
         conditions: options.conditions.clone(),
         clock: config.clock.clone(),
     };

@@ -29,7 +29,9 @@ const TOKEN_LINE_BYTES_MAX: u64 = 8192;
 pub(super) async fn run(cli: &Cli, command: &NodeCommand) -> Result<(), Failure> {
     match command {
         NodeCommand::Init { pool, node } => init(cli, pool, node).await,
-        NodeCommand::Join { token, pool, node } => join(cli, token, pool, node).await,
+        NodeCommand::Join { token, without_key, pool, node } => {
+            join(cli, token, *without_key, pool, node).await
+        }
         command => unreachable!("{command:?} is a request"),
     }
 }
@@ -52,6 +54,7 @@ async fn init(cli: &Cli, pool: &PoolArgs, node: &NewNodeArgs) -> Result<(), Fail
 async fn join(
     cli: &Cli,
     token: &Secret,
+    without_key: bool,
     pool: &PoolArgs,
     node: &NewNodeArgs,
 ) -> Result<(), Failure> {
@@ -64,7 +67,10 @@ async fn join(
     let token = read.as_ref().unwrap_or(token).expose();
     Token::parse(token).map_err(Failure::Usage)?;
     let is_restart_needed = is_daemon_running(config.dir()).await;
-    let environment = environment(&config);
+    let mut environment = environment(&config);
+    if without_key {
+        environment.key_file = None;
+    }
     let wanted = environment.key_file.clone().filter(|path| !path.exists());
     let cluster = Cluster::join(config.dir(), new_node(&name, node), token, environment)
         .await

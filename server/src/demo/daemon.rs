@@ -25,7 +25,7 @@ const READY_MAX: Duration = Duration::from_secs(120);
 /// Pause between two looks for a signal while a daemon starts. Chosen by hand.
 const LINE_WAIT: Duration = Duration::from_millis(100);
 
-/// How to start a child: the arguments of `serve`, and where it is reached.
+/// How to start a child: the arguments of `serve` or `dnode`, and where it is reached.
 #[derive(Clone, Debug)]
 pub(super) struct Launch {
     /// Path of this binary.
@@ -36,6 +36,8 @@ pub(super) struct Launch {
     pub(super) address: String,
     /// Further arguments.
     pub(super) arguments: Vec<OsString>,
+    /// It serves drives, and no volume.
+    pub(super) is_data_node: bool,
 }
 
 pub(super) struct Daemon {
@@ -52,13 +54,17 @@ impl Daemon {
     /// `Unavailable` if it ends first, is not ready in time, or the demo is to end.
     pub(super) fn start(launch: &Launch, stop: &Stop) -> Result<Daemon> {
         let mut command = Command::new(&launch.binary);
+        match launch.is_data_node {
+            true => command.arg("dnode"),
+            false => command
+                .args(["serve", "--nbd", &launch.address])
+                .args(["--volume", &format!("{VOLUME}={VOLUME_SIZE}")])
+                .arg("--nbd-unix")
+                .arg(launch.dir.join("nbd.sock")),
+        };
         command
-            .arg("serve")
-            .args(["--nbd", &launch.address, "--volume", &format!("{VOLUME}={VOLUME_SIZE}")])
             .arg("--dir")
             .arg(&launch.dir)
-            .arg("--nbd-unix")
-            .arg(launch.dir.join("nbd.sock"))
             .args(&launch.arguments)
             .env("SPINDLE_LOG", std::env::var("SPINDLE_LOG").unwrap_or_else(|_| "error".into()))
             .stdin(Stdio::null())
@@ -71,11 +77,16 @@ impl Daemon {
             .map_err(|error| Error::with_source(ErrorKind::Io, "start the daemon", error))?;
         let lines = lines_of(child.stdout.take().expect("stdout is piped"));
         let mut daemon = Daemon { child, address: String::new(), endpoints: Vec::new() };
-        daemon.wait_until_ready(&lines, stop)?;
+        daemon.wait_until_ready(&lines, launch.is_data_node, stop)?;
         Ok(daemon)
     }
 
-    fn wait_until_ready(&mut self, lines: &Receiver<String>, stop: &Stop) -> Result<()> {
+    fn wait_until_ready(
+        &mut self,
+        lines: &Receiver<String>,
+        is_data_node: bool,
+        stop: &Stop,
+    ) -> Result<()> {
         let begun = SystemClock.now();
         loop {
             match lines.recv_timeout(LINE_WAIT) {
@@ -92,6 +103,9 @@ impl Daemon {
         let tcp = self.endpoints.iter().find_map(|uri| {
             uri.strip_prefix("nbd://")?.strip_suffix(&format!("/{VOLUME}")).map(str::to_owned)
         });
+        if is_data_node && !self.endpoints.is_empty() {
+            return Ok(());
+        }
         let Some(address) = tcp else {
             let status = self.reap()?;
             let what = format!("start the daemon: it did not become ready ({status})");

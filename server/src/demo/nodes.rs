@@ -107,30 +107,13 @@ impl Nodes {
 
     /// Runs a command `spindle node …` on the directory of a node, and returns its JSON.
     fn command(&self, number: usize, arguments: &[&str]) -> Result<Vec<u8>> {
-        let launch = &self.0[number].launch;
-        let what = || format!("run `spindle node {}`", arguments[0]);
-        let mut command = Command::new(&launch.binary);
-        command.arg("node").args(arguments).arg("--dir").arg(&launch.dir).args(["-o", "json"]);
-        let output = command
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| Error::with_source(ErrorKind::Io, what(), error))?;
-        if output.status.success() {
-            return Ok(output.stdout);
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let why = format!("{}: {}", what(), said.trim().trim_start_matches("spindle: "));
-        Err(Error::new(ErrorKind::Unavailable, why))
+        node_command(&self.0[number].launch, arguments)
     }
 
     /// Sends a request to the daemon of a node.
     fn ask(&self, number: usize, request: &Request) -> Result<Reply> {
         let node = &self.0[number];
-        let asked = cli::client::call(&node.launch.dir, request);
-        Handle::current().block_on(asked)?.ok_or_else(|| {
-            let what = format!("ask node {}: its daemon is not there", node.name);
-            Error::new(ErrorKind::Unavailable, what)
-        })
+        ask(&node.launch.dir, &format!("node {}", node.name), request)
     }
 
     /// Starts a node that does not run, and waits until it is ready.
@@ -263,28 +246,54 @@ impl Nodes {
 fn launch(binary: &Path, dir: &Path, name: &str, address: String) -> Launch {
     let mut arguments = vec![OsString::from("--store"), dir.join("store").into()];
     arguments.extend(SMALL.map(OsString::from));
-    Launch { binary: binary.to_owned(), dir: dir.join(name), address, arguments }
+    let (binary, dir) = (binary.to_owned(), dir.join(name));
+    Launch { binary, dir, address, arguments, is_data_node: false }
 }
 
-fn unexpected() -> Error {
+/// Runs a command `spindle node …` on the directory of a node, and returns its JSON.
+pub(super) fn node_command(launch: &Launch, arguments: &[&str]) -> Result<Vec<u8>> {
+    let what = || format!("run `spindle node {}`", arguments[0]);
+    let mut command = Command::new(&launch.binary);
+    command.arg("node").args(arguments).arg("--dir").arg(&launch.dir).args(["-o", "json"]);
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| Error::with_source(ErrorKind::Io, what(), error))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let why = format!("{}: {}", what(), said.trim().trim_start_matches("spindle: "));
+    Err(Error::new(ErrorKind::Unavailable, why))
+}
+
+/// Sends a request to the daemon on a directory, and calls it by this name in errors.
+pub(super) fn ask(dir: &Path, name: &str, request: &Request) -> Result<Reply> {
+    let asked = cli::client::call(dir, request);
+    Handle::current().block_on(asked)?.ok_or_else(|| {
+        Error::new(ErrorKind::Unavailable, format!("ask {name}: its daemon is not there"))
+    })
+}
+
+pub(super) fn unexpected() -> Error {
     Error::new(ErrorKind::Corrupt, "ask a node: it gave another answer than was asked for")
 }
 
-fn give_up_after(begun: std::time::Instant, what: &str) -> Result<()> {
+pub(super) fn give_up_after(begun: std::time::Instant, what: &str) -> Result<()> {
     match SystemClock.since(begun) > WAIT_MAX {
         false => Ok(()),
         true => Err(Error::new(ErrorKind::Unavailable, format!("{what}, after {WAIT_MAX:?}"))),
     }
 }
 
-fn make_dir(dir: &Path) -> Result<()> {
+pub(super) fn make_dir(dir: &Path) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|error| {
         Error::with_source(ErrorKind::Io, format!("make {}", dir.display()), error)
     })
 }
 
 /// Checks that a directory is empty or missing.
-fn check_empty(dir: &Path) -> Result<()> {
+pub(super) fn check_empty(dir: &Path) -> Result<()> {
     let is_empty = match std::fs::read_dir(dir) {
         Ok(mut entries) => entries.next().is_none(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => true,
@@ -297,7 +306,7 @@ fn check_empty(dir: &Path) -> Result<()> {
         true => Ok(()),
         false => {
             let what = format!(
-                "start the demo in {}: it is not empty; name a new directory for three nodes",
+                "start the demo in {}: it is not empty; name a new directory for the nodes",
                 dir.display()
             );
             Err(Error::new(ErrorKind::Busy, what))
@@ -307,7 +316,7 @@ fn check_empty(dir: &Path) -> Result<()> {
 
 /// Returns addresses of this machine that no process listens at. A node keeps its addresses when its
 /// role changes, so the kernel cannot choose them at each start.
-fn free_addresses(count: usize) -> Result<Vec<String>> {
+pub(super) fn free_addresses(count: usize) -> Result<Vec<String>> {
     let failed = |error| Error::with_source(ErrorKind::Io, "find a free port", error);
     // All at once, so that they differ.
     let listeners: Vec<TcpListener> = (0..count)

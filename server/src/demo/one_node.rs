@@ -41,6 +41,7 @@ pub(super) fn run(dir: Option<&Path>, binary: &Path, is_short: bool, output: Out
         dir: place.path.clone(),
         address: "127.0.0.1:0".to_owned(),
         arguments: Vec::new(),
+        is_data_node: false,
     };
     let mut daemon = Daemon::start(&launch, &stop)?;
     say(format!("A pool in {} with a volume of {VOLUME_SIZE}.", place.path.display()));
@@ -106,7 +107,7 @@ fn print_what_is_next(daemon: &Daemon, binary: &Path, dir: &Path) {
 }
 
 /// Contents of the proof's block `index`: different everywhere, compressible like a database page.
-fn fill(block: &mut [u8], index: u64) {
+pub(super) fn fill(block: &mut [u8], index: u64) {
     let mut state = index.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for word in block.chunks_exact_mut(8) {
         state ^= state << 13;

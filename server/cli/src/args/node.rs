@@ -30,6 +30,9 @@ pub enum NodeCommand {
         /// The token, or `-` to read it from standard input
         #[arg(value_parser = secret)]
         token: Secret,
+        /// Do not ask for the pool's key: a data node stores fragments, which it cannot read
+        #[arg(long)]
+        without_key: bool,
         /// The pool.
         #[command(flatten)]
         pool: PoolArgs,

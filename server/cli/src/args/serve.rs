@@ -114,9 +114,22 @@ pub struct DemoArgs {
     /// Number of nodes, 1 or 3; with 3 the node that owns the pool is killed, and another one serves it
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = parse_node_count)]
     pub nodes: u64,
+    /// Number of data nodes; some are killed, everything is read back without them, and a spare one is filled
+    #[arg(long, value_name = "N", conflicts_with = "nodes", value_parser = parse_dnode_count)]
+    pub dnodes: Option<usize>,
+    /// Erasure code over the data nodes: fragments of data, and of parity
+    #[arg(long, value_name = "K+M", default_value = "4+2", requires = "dnodes")]
+    pub scheme: String,
     /// End after the measurements instead of serving
     #[arg(long)]
     pub exit: bool,
+}
+
+fn parse_dnode_count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 2..=32) => Ok(count),
+        _ => Err("write a number from 2 to 32".to_owned()),
+    }
 }
 
 fn parse_node_count(text: &str) -> Result<u64, String> {

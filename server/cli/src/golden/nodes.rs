@@ -1,8 +1,10 @@
 //! Fixed replies of the golden tests about the nodes of a cluster.
 
-use super::{Case, case, done, reply};
+use super::{Case, case, done, reply, serving};
 use crate::print;
 use api::Reply;
+use api::demo::DataNodesInfo;
+use api::dnode::{DnodeInfo, DriveInfo};
 use api::key::Secret;
 use api::node::{ClusterFounded, ClusterJoined, NodeInfo, NodesInfo, TokenInfo};
 
@@ -21,6 +23,46 @@ fn node(name: &str, digit: char) -> NodeInfo {
 fn token(is_served: bool) -> TokenInfo {
     let token = Secret::new("spindleae5dkmr2".to_owned());
     TokenInfo { token, valid_seconds: 3600, is_served }
+}
+
+pub(super) fn data_nodes(wrong_reads: u64) -> DataNodesInfo {
+    let names = |numbers: &[u32]| numbers.iter().map(|number| format!("d{number}")).collect();
+    DataNodesInfo {
+        dir: "/tmp/spindle-demo-1".into(),
+        volume: "demo".to_owned(),
+        scheme: "4+2".to_owned(),
+        data_nodes: names(&[1, 2, 3, 4, 5, 6, 7]),
+        killed: names(&[6, 5]),
+        spare: "d7".to_owned(),
+        written_mib: 128,
+        wrong_reads,
+        lost_bytes: 0,
+        rebuild_seconds: 0.5,
+        rebuilt_bytes: 33 << 20,
+        read_us_p50_healthy: 210.0,
+        read_us_p50_degraded: 390.0,
+        degraded_reads: 667,
+    }
+}
+
+fn dnode() -> DnodeInfo {
+    let drive = |name: &str, failure: Option<&str>| DriveInfo {
+        url: format!("spindle://d1/{name}"),
+        dir: format!("/mnt/{name}").into(),
+        failure: failure.map(str::to_owned),
+        capacity_bytes: 3 << 40,
+        used_bytes: 1 << 40,
+        available_bytes: 2 << 40,
+        pool_count: 2,
+    };
+    let missing = "/mnt/nvme1/spindle-drive.json is not there: its disk may not be mounted";
+    DnodeInfo {
+        version: "0.1.0".to_owned(),
+        name: "d1".to_owned(),
+        id: node("d1", '3').id,
+        cluster: CLUSTER.to_owned(),
+        drives: vec![drive("nvme0", None), drive("nvme1", Some(missing))],
+    }
 }
 
 pub(super) fn about_nodes() -> Vec<(&'static str, Vec<Case>)> {
@@ -96,6 +138,16 @@ pub(super) fn about_nodes() -> Vec<(&'static str, Vec<Case>)> {
                 reply("spindle node list", Reply::Nodes(served)),
                 reply("spindle node list", Reply::Nodes(alone)),
                 reply("spindle node list", Reply::Nodes(mixed)),
+            ],
+        ),
+        (
+            "dnode",
+            vec![
+                serving(
+                    "spindle dnode --dir /d --drive /mnt/nvme0 --drive /mnt/nvme1",
+                    &["spindle://d1/nvme0", "spindle://d1/nvme1"],
+                ),
+                reply("spindle status", Reply::Dnode(dnode())),
             ],
         ),
         (

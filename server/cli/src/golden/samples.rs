@@ -1,5 +1,6 @@
 //! Fixed replies for the golden tests, by noun.
 
+use super::nodes::data_nodes;
 use super::{Case, case, done, reply, serving};
 use crate::print;
 use api::Reply;
@@ -823,6 +824,12 @@ pub(super) fn about_the_program() -> Cases {
                 case("spindle demo --exit", &demo, print::demo),
                 case("spindle demo --nodes 3 --exit", &fail_over(0), print::fail_over),
                 case("spindle demo --nodes 3 --exit", &fail_over(2), print::fail_over),
+                case(
+                    "spindle demo --dnodes 6 --scheme 4+2 --exit",
+                    &data_nodes(0),
+                    print::data_nodes,
+                ),
+                case("spindle demo --dnodes 6 --exit", &data_nodes(1), print::data_nodes),
             ],
         ),
         ("config-show", vec![case("spindle config show --dir /d", &config, print::config)]),

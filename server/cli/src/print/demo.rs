@@ -1,7 +1,8 @@
 //! Text output of the demonstration.
 
 use super::pairs;
-use api::demo::{DemoInfo, FailOverInfo, LatencyInfo};
+use api::demo::{DataNodesInfo, DemoInfo, FailOverInfo, LatencyInfo};
+use block::quantities::ByteSize;
 use std::fmt::Write;
 
 /// Prints a table of the latencies.
@@ -30,6 +31,35 @@ pub fn fail_over(info: &FailOverInfo) -> String {
     let verdict = match info.is_verified {
         true => "Every acknowledged write is there.\n",
         false => "The volume differs from the acknowledged writes: this is a bug of spindle.\n",
+    };
+    format!("\n{results}{verdict}")
+}
+
+/// Prints the results of the demonstration on data nodes.
+#[must_use]
+pub fn data_nodes(info: &DataNodesInfo) -> String {
+    let results = pairs(&[
+        ("Killed", info.killed.join(", ")),
+        ("Lost bytes", info.lost_bytes.to_string()),
+        ("Wrong reads", info.wrong_reads.to_string()),
+        ("Read of 4 KiB, all nodes there", format!("{:.0} us (median)", info.read_us_p50_healthy)),
+        (
+            "Read of 4 KiB, decoded",
+            format!("{:.0} us (median of {})", info.read_us_p50_degraded, info.degraded_reads),
+        ),
+        (
+            "Made anew",
+            format!(
+                "{} on {} in {:.2} s",
+                ByteSize(info.rebuilt_bytes).rounded(),
+                info.spare,
+                info.rebuild_seconds
+            ),
+        ),
+    ]);
+    let verdict = match info.lost_bytes + info.wrong_reads {
+        0 => "Every byte is there.\n",
+        _ => "The volume differs from what was written: this is a bug of spindle.\n",
     };
     format!("\n{results}{verdict}")
 }

@@ -1,0 +1,39 @@
+//! The state of a data node.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A data node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DnodeInfo {
+    /// Version of the program.
+    pub version: String,
+    /// Name of the node.
+    pub name: String,
+    /// Its id, a UUID.
+    pub id: String,
+    /// Id of its cluster, a UUID.
+    pub cluster: String,
+    /// Its drives, in the order in which they are configured.
+    pub drives: Vec<DriveInfo>,
+}
+
+/// A drive of a data node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveInfo {
+    /// The URL with which pools name it.
+    pub url: String,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Why it is away, or the cause of its last failure, while it fails.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// Bytes that it can store.
+    pub capacity_bytes: u64,
+    /// Bytes that it stores.
+    pub used_bytes: u64,
+    /// Bytes that it still takes.
+    pub available_bytes: u64,
+    /// Pools that have a folder on it.
+    pub pool_count: u64,
+}

@@ -1,0 +1,37 @@
+//! Text about a data node.
+
+use super::{pairs, table};
+use api::dnode::{DnodeInfo, DriveInfo};
+use block::quantities::ByteSize;
+use std::fmt::Write;
+
+/// Describes a data node and its drives.
+pub(super) fn dnode(info: &DnodeInfo) -> String {
+    let DnodeInfo { version, name, id, cluster, drives } = info;
+    let mut text = pairs(&[
+        ("data node", format!("{name} ({id})")),
+        ("cluster", cluster.clone()),
+        ("version", version.clone()),
+    ]);
+    let head = ["DRIVE", "DIRECTORY", "USED", "CAPACITY", "AVAILABLE", "POOLS"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    let size = |bytes: u64| ByteSize(bytes).rounded();
+    rows.extend(drives.iter().map(|drive| {
+        vec![
+            drive.url.clone(),
+            drive.dir.display().to_string(),
+            size(drive.used_bytes),
+            size(drive.capacity_bytes),
+            size(drive.available_bytes),
+            drive.pool_count.to_string(),
+        ]
+    }));
+    text.push_str(&table(&rows, &[2, 3, 4, 5]));
+    for DriveInfo { url, failure, .. } in drives {
+        if let Some(failure) = failure {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "warning: {url} is away: {failure}");
+        }
+    }
+    text
+}
