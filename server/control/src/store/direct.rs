@@ -70,17 +70,17 @@ impl DirectFiles {
     }
 }
 
-impl Files {
-    /// Path of the object if its name needs no encoding.
-    fn path_of(&self, location: &Path) -> Option<PathBuf> {
-        let is_plain =
-            |byte: u8| byte.is_ascii_alphanumeric() || [b'/', b'-', b'_', b'.'].contains(&byte);
-        location.as_ref().bytes().all(is_plain).then(|| self.dir.join(location.as_ref()))
-    }
+/// Path of an object in a directory if its name needs no encoding.
+pub(super) fn path_of(dir: &std::path::Path, location: &Path) -> Option<PathBuf> {
+    let is_plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || [b'/', b'-', b'_', b'.'].contains(&byte);
+    location.as_ref().bytes().all(is_plain).then(|| dir.join(location.as_ref()))
+}
 
+impl Files {
     /// Writes a new object. `None`: it has to be written in another way, and no part of it is left.
     fn create(&self, location: &Path, payload: &PutPayload) -> Result<Option<PutResult>> {
-        let Some(path) = self.path_of(location) else { return Ok(None) };
+        let Some(path) = path_of(&self.dir, location) else { return Ok(None) };
         // Named like the library's unfinished files, which listings leave out.
         let number = self.next_staged.fetch_add(1, Ordering::Relaxed);
         let mut staged = path.clone().into_os_string();
