@@ -55,9 +55,11 @@ pub(crate) async fn run(config: &Config, announce: impl Fn(&[String])) -> Result
         return Err(Error::new(ErrorKind::Invalid, what));
     }
     limits::prepare();
-    let (home, id) = (dir.to_owned(), cluster.cluster_id());
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let drives = devices::blocking(move || Drives::open(&home, id, options, &clock)).await?;
+    let drives = tokio::select! {
+        drives = Drives::open(dir, cluster.cluster_id(), options, &clock) => drives?,
+        () = signals.stop() => return Ok(()),
+    };
     DataService::register(&cluster, Arc::clone(&drives));
     let Some(_serving) = node::serve(&cluster).await? else {
         let what = format!(
@@ -88,7 +90,7 @@ pub(crate) async fn run(config: &Config, announce: impl Fn(&[String])) -> Result
     let looking = async {
         loop {
             tokio::time::sleep(LOOK_PAUSE).await;
-            drives.look().await;
+            let _ = drives.look().await;
         }
     };
     tokio::select! {

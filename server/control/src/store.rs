@@ -558,6 +558,11 @@ fn open_directory(dir: &Path) -> Result<Arc<dyn ObjectStore>> {
         Error::with_source(ErrorKind::Io, format!("store directory {}", dir.display()), error)
     };
     std::fs::create_dir_all(dir).map_err(failed)?;
+    open_existing_directory(dir)
+}
+
+/// Like [`open_directory`], for one that exists.
+fn open_existing_directory(dir: &Path) -> Result<Arc<dyn ObjectStore>> {
     let local = LocalFileSystem::new_with_prefix(dir)
         .map_err(|error| {
             Error::with_source(

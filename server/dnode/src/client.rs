@@ -32,6 +32,8 @@ use wire::Lane;
 
 /// Bytes from which a read uses the connection for large requests. Chosen by hand.
 const LARGE_BYTES: u64 = 256 << 10;
+/// Beginning of the names of large objects. Source: docs/format-fragment.md.
+const FRAGMENTS: &str = "fragments/";
 /// Longest wait for the next part of a listing. Chosen by hand.
 const LIST_MAX: Duration = Duration::from_secs(60);
 
@@ -158,9 +160,13 @@ impl NodeObjects {
             Some(GetRange::Suffix(_)) => return Err(not_implemented("a read of the end")),
         };
         let wanted = range.end - range.start;
-        let lane = if wanted < LARGE_BYTES { &shared.small } else { &shared.large };
-        // An object without a range has the size of a segment at most.
-        let expected = wanted.min(u64::from(Service::Data.payload_bytes_max()));
+        // Of an object without a range, the folder tells: fragments have the size of a segment at most, and documents are
+        // small.
+        let expected = match path.as_ref().starts_with(FRAGMENTS) {
+            true => wanted.min(u64::from(Service::Data.payload_bytes_max())),
+            false => wanted.min(LARGE_BYTES - 1),
+        };
+        let lane = if expected < LARGE_BYTES { &shared.small } else { &shared.large };
         let answer =
             shared.ask(lane, &Request::Read(name, range.clone()), Vec::new(), expected).await?;
         let Answer::Read(size, bytes) = answer else { return Err(odd(path, answer)) };

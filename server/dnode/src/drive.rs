@@ -20,13 +20,13 @@ use object_store::path::Path as ObjectPath;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use uuid::Uuid;
 
 /// Name of the identity in a drive. Format: docs/format-peer.md.
@@ -39,6 +39,8 @@ const VERSION: u32 = 1;
 pub const DRIVE_WIDTH: usize = 32;
 /// Time after which a look counts as one at a drive that hangs. Chosen by hand.
 const LOOK_MAX: Duration = Duration::from_secs(10);
+/// Openings of folders at a time. Chosen by hand: those of a drive that hangs keep threads.
+const OPENING_COUNT_MAX: usize = 4;
 /// Part of a file system that stays free, so that deletions and repairs of it still work.
 const RESERVE_DIVISOR: u64 = 100;
 /// Name of a folder that a fresh ext4 file system has.
@@ -101,9 +103,14 @@ pub struct Drive {
     options: DriveOptions,
     identity: Identity,
     state: Mutex<State>,
+    /// Held by the look that is under way.
+    turn: Mutex<()>,
     clock: Arc<dyn Clock>,
-    folders: tokio::sync::Mutex<HashMap<Uuid, Arc<Folder>>>,
-    used_bytes: AtomicU64,
+    folders: Mutex<HashMap<Uuid, Arc<Folder>>>,
+    /// Number of times that the drive has gone away: what was opened before is void.
+    absences: watch::Sender<u64>,
+    room: Mutex<Accounted>,
+    openings: Arc<Semaphore>,
     pub(crate) width: Arc<Semaphore>,
 }
 
@@ -111,11 +118,22 @@ pub struct Drive {
 struct State {
     /// Held while this process has the drive.
     lock: Option<File>,
-    /// Why it is away, or its last failure.
-    failure: Option<String>,
+    /// Its folders were counted, and leftovers removed.
+    is_counted: bool,
+    /// Why it is away, as the last look has found.
+    away: Option<String>,
+    /// Its last failure to carry out a request, until it carries one out.
+    failing: Option<String>,
     /// Beginning of a look that has not ended.
     looking_since: Option<Instant>,
     space: Space,
+}
+
+/// Bytes that a drive stores, and those of them that are being written.
+#[derive(Clone, Copy, Debug, Default)]
+struct Accounted {
+    used: u64,
+    pending: u64,
 }
 
 /// The room of a drive at the last look.
@@ -131,59 +149,88 @@ struct Space {
 pub(crate) struct Folder {
     pub(crate) objects: Arc<dyn ObjectStore>,
     pub(crate) fence: Fence,
+    /// Objects that are being written.
+    writing: Mutex<HashSet<ObjectPath>>,
+}
+
+/// An object that is being written.
+pub(crate) struct Writing<'a>(&'a Folder, ObjectPath);
+
+impl Folder {
+    /// Begins to write an object; `None` if that is under way already.
+    pub(crate) fn begin_write(&self, path: &ObjectPath) -> Option<Writing<'_>> {
+        let is_first = self.writing.lock().insert(path.clone());
+        is_first.then(|| Writing(self, path.clone()))
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.writing.lock().remove(&self.1);
+    }
+}
+
+/// Room that was taken for an object.
+#[derive(Debug)]
+pub(crate) struct Room {
+    drive: Arc<Drive>,
+    bytes: u64,
+    is_kept: bool,
+}
+
+impl Room {
+    /// Ends the writing: the object is stored, or the room is given back.
+    pub(crate) fn end(mut self, is_stored: bool) {
+        self.is_kept = is_stored;
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let mut room = self.drive.room.lock();
+        room.pending = room.pending.saturating_sub(self.bytes);
+        if !self.is_kept {
+            room.used = room.used.saturating_sub(self.bytes);
+        }
+    }
 }
 
 impl Drives {
-    /// Opens the drives of the node in `home`. A drive that it has had before may be away. Waits for the disks.
+    /// Opens the drives of the node in `home`. A drive that it has had before may be away, or late: it is served when it
+    /// has answered.
     ///
     /// # Errors
     /// `Invalid` for a directory that cannot become a drive; `Busy` for one that another process has; `Corrupt`,
     /// `Unsupported` and `Io` for the list of drives in `home`.
-    pub fn open(
+    pub async fn open(
         home: &Path,
         cluster: ClusterId,
         options: Vec<DriveOptions>,
         clock: &Arc<dyn Clock>,
     ) -> Result<Arc<Drives>> {
-        let mut known = read_known(home)?;
-        let mut drives: Vec<Arc<Drive>> = Vec::new();
-        for options in options {
-            let id = known.drives.get(&options.name).copied();
-            let doing = format!("open drive {} in {}", options.name, options.dir.display());
-            let id = match id {
-                Some(id) => id,
-                None => {
-                    let id = make(&options.dir, cluster)
-                        .map_err(|error| error.context(doing.clone()))?;
-                    known.drives.insert(options.name.clone(), id);
-                    let text =
-                        serde_json::to_string(&known).expect("names and ids are JSON") + "\n";
-                    write_durably(&home.join(KNOWN), text.as_bytes(), 0o600)?;
-                    id
+        let (home, for_drives) = (home.to_owned(), Arc::clone(clock));
+        let made = tokio::task::spawn_blocking(move || {
+            let mut known = read_known(&home)?;
+            let drives = options.into_iter().map(|options| {
+                let id = known_or_made(&home, &mut known, &options, cluster)?;
+                Ok(Arc::new(Drive::new(options, cluster, id, &for_drives)))
+            });
+            drives.collect::<Result<Vec<_>>>()
+        });
+        let made = made
+            .await
+            .map_err(|error| Error::with_source(ErrorKind::Io, "open the drives", error))?;
+        let drives = Drives(made?);
+        for (drive, looked) in drives.0.iter().zip(drives.look().await) {
+            let DriveOptions { name, dir, .. } = &drive.options;
+            match looked {
+                Some(Err(error)) if error.kind() != ErrorKind::Unavailable => {
+                    return Err(error.context(format!("open drive {name} in {}", dir.display())));
                 }
-            };
-            let drive = Drive {
-                identity: Identity { version: VERSION, cluster: cluster.0, id },
-                options,
-                state: Mutex::default(),
-                clock: Arc::clone(clock),
-                folders: tokio::sync::Mutex::default(),
-                used_bytes: AtomicU64::new(0),
-                width: Arc::new(Semaphore::new(DRIVE_WIDTH)),
-            };
-            match drive.look() {
-                Err(error) if error.kind() != ErrorKind::Unavailable => {
-                    return Err(error.context(doing));
-                }
-                Err(error) => {
-                    let error = error.chain();
-                    tracing::warn!(drive = drive.options.name, error, "a drive is away");
-                }
-                Ok(()) => {}
+                _ => {}
             }
-            drives.push(Arc::new(drive));
         }
-        Ok(Arc::new(Drives(drives)))
+        Ok(Arc::new(drives))
     }
 
     /// Finds a drive by its name; with an empty one, the only drive.
@@ -209,19 +256,24 @@ impl Drives {
     }
 
     /// Looks at every drive: those that are back are served again. A drive that hangs holds up only the next look at
-    /// itself.
-    pub async fn look(&self) {
-        let looks = self.0.iter().filter_map(|drive| {
-            let mut state = drive.state.lock();
-            if state.looking_since.is_some() {
-                return None;
+    /// itself. Returns the findings; `None` of a drive that has not answered yet.
+    pub async fn look(&self) -> Vec<Option<Result<()>>> {
+        let looks = self.0.iter().map(|drive| async move {
+            {
+                let mut state = drive.state.lock();
+                if state.looking_since.is_some() {
+                    return None;
+                }
+                state.looking_since = Some(drive.clock.now());
             }
-            state.looking_since = Some(drive.clock.now());
             let drive = Arc::clone(drive);
-            Some(tokio::task::spawn_blocking(move || drive.look_and_tell()))
+            let looking = tokio::task::spawn_blocking(move || drive.look_and_tell());
+            let looked = tokio::time::timeout(LOOK_MAX, looking).await.ok()?;
+            Some(looked.unwrap_or_else(|error| {
+                Err(Error::with_source(ErrorKind::Unavailable, "look at a drive", error))
+            }))
         });
-        let looks: Vec<_> = looks.collect();
-        let _ = tokio::time::timeout(LOOK_MAX, futures::future::join_all(looks)).await;
+        futures::future::join_all(looks).await
     }
 
     /// Returns the state of every drive, without a request to it.
@@ -232,27 +284,41 @@ impl Drives {
 }
 
 impl Drive {
+    fn new(options: DriveOptions, cluster: ClusterId, id: Uuid, clock: &Arc<dyn Clock>) -> Drive {
+        Drive {
+            identity: Identity { version: VERSION, cluster: cluster.0, id },
+            options,
+            state: Mutex::default(),
+            turn: Mutex::default(),
+            clock: Arc::clone(clock),
+            folders: Mutex::default(),
+            absences: watch::Sender::new(0),
+            room: Mutex::default(),
+            openings: Arc::new(Semaphore::new(OPENING_COUNT_MAX)),
+            width: Arc::new(Semaphore::new(DRIVE_WIDTH)),
+        }
+    }
+
     /// Checks that the drive is there, and takes it for this process. Waits for the disk.
     ///
     /// # Errors
-    /// `Unavailable` if it is away; `Busy` if another process has it; `Denied` for one of another cluster.
+    /// `Unavailable` if it is away; `Busy` if another process has it.
     pub(crate) fn look(&self) -> Result<()> {
-        let (looked, space) = (self.look_unnoted(), self.space());
+        let _turn = self.turn.lock();
+        let looked = self.look_in_turn();
+        let space = self.space();
         let mut state = self.state.lock();
         state.space = space.unwrap_or(state.space);
-        state.failure = looked.as_ref().err().map(Error::chain);
-        if looked.is_err() {
-            state.lock = None;
-        }
+        state.away = looked.as_ref().err().map(Error::chain);
         looked
     }
 
     /// Looks, logs a change, and ends the look that is under way.
-    fn look_and_tell(&self) {
-        let before = self.state.lock().failure.clone();
+    fn look_and_tell(&self) -> Result<()> {
+        let before = self.state.lock().away.clone();
         let looked = self.look();
         let name = &self.options.name;
-        match (before, looked) {
+        match (before, &looked) {
             (None, Err(error)) => {
                 tracing::warn!(drive = name, error = %error.chain(), "a drive is away");
             }
@@ -260,11 +326,53 @@ impl Drive {
             _ => {}
         }
         self.state.lock().looking_since = None;
+        looked
     }
 
-    fn look_unnoted(&self) -> Result<()> {
+    /// Gives the drive up: it can be unmounted, and what was opened on it is void.
+    fn leave(&self) {
+        if self.state.lock().lock.take().is_some() {
+            self.folders.lock().clear();
+            self.absences.send_modify(|count| *count += 1);
+        }
+    }
+
+    /// Resolves when the drive has gone away since it had done so `absences` times.
+    pub(crate) async fn gone_since(&self, absences: u64) {
+        // The sender lives as long as the drive.
+        let _ = self.absences.subscribe().wait_for(|count| *count != absences).await;
+    }
+
+    /// Checks that the path of the drive leads to the drive that this process has, which has not gone away since it had
+    /// done so `absences` times. Waits for the disk.
+    ///
+    /// # Errors
+    /// `Unavailable`.
+    pub(crate) fn check_there(&self, absences: u64) -> Result<()> {
+        let identity_at = |found: &std::fs::Metadata| (found.dev(), found.ino());
+        let held = self.state.lock().lock.as_ref().map(File::metadata);
+        let held = held.and_then(|found| found.ok()).map(|found| identity_at(&found));
+        let there = std::fs::metadata(self.options.dir.join(IDENTITY)).ok();
+        let is_there = held.is_some() && held == there.as_ref().map(identity_at);
+        let is_same = *self.absences.borrow() == absences;
+        match (is_there && is_same) || seeded_bugs().drive_unchecked {
+            true => Ok(()),
+            false => {
+                let what = format!(
+                    "{} is not there: its disk may not be mounted",
+                    self.options.dir.join(IDENTITY).display()
+                );
+                Err(Error::new(ErrorKind::Unavailable, what))
+            }
+        }
+    }
+
+    fn look_in_turn(&self) -> Result<()> {
         let path = self.options.dir.join(IDENTITY);
-        let away = |why: String| Err(Error::new(ErrorKind::Unavailable, why));
+        let away = |why: String| {
+            self.leave();
+            Err(Error::new(ErrorKind::Unavailable, why))
+        };
         match read_identity(&path) {
             Ok(found) if found == self.identity || seeded_bugs().drive_unchecked => {}
             Ok(found) if found.cluster != self.identity.cluster => {
@@ -305,12 +413,15 @@ impl Drive {
                 return Err(Error::with_source(ErrorKind::Unavailable, "lock the drive", error));
             }
         }
-        // No request has come yet: unfinished files are leftovers.
-        let used = self.clean_and_count().map_err(|error| {
-            Error::with_source(ErrorKind::Unavailable, "read the folders of the drive", error)
-        })?;
-        self.used_bytes.store(used, Ordering::Relaxed);
-        self.state.lock().lock = Some(lock);
+        if !self.state.lock().is_counted {
+            // No request has come yet: unfinished files are leftovers.
+            let used = self.clean_and_count().map_err(|error| {
+                Error::with_source(ErrorKind::Unavailable, "read the folders of the drive", error)
+            })?;
+            self.room.lock().used = used;
+        }
+        let mut state = self.state.lock();
+        (state.lock, state.is_counted) = (Some(lock), true);
         Ok(())
     }
 
@@ -328,7 +439,7 @@ impl Drive {
         Ok(used)
     }
 
-    /// Returns the folder of a pool, which its owner may make.
+    /// Returns the folder of a pool, which its owner may make, and how often the drive had gone away before.
     ///
     /// # Errors
     /// `Unavailable` if the drive is away, or a reader finds no folder; those of [`Fence::open`].
@@ -336,24 +447,23 @@ impl Drive {
         self: &Arc<Self>,
         lineage: Uuid,
         is_owner: bool,
-    ) -> Result<Arc<Folder>> {
-        let mut folders = self.folders.lock().await;
-        let (drive, known) = (Arc::clone(self), folders.contains_key(&lineage));
-        let opened =
-            tokio::task::spawn_blocking(move || drive.open_folder(lineage, is_owner, known));
-        let opened = opened.await.map_err(|error| {
+    ) -> Result<(Arc<Folder>, u64)> {
+        let permit = Arc::clone(&self.openings).acquire_owned().await;
+        let (drive, permit) = (Arc::clone(self), permit.expect("the semaphore is never closed"));
+        let opened = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            drive.open_folder(lineage, is_owner)
+        });
+        opened.await.map_err(|error| {
             Error::with_source(ErrorKind::Unavailable, "wait for the drive", error)
-        })??;
-        if let Some(folder) = opened {
-            folders.insert(lineage, Arc::new(folder));
-        }
-        Ok(Arc::clone(folders.get(&lineage).expect("it was known or opened")))
+        })?
     }
 
-    /// Opens a folder, unless it is known, and is there.
-    fn open_folder(&self, lineage: Uuid, is_owner: bool, is_known: bool) -> Result<Option<Folder>> {
+    fn open_folder(&self, lineage: Uuid, is_owner: bool) -> Result<(Arc<Folder>, u64)> {
+        let absences = *self.absences.borrow();
         self.look()?;
         let dir = self.options.dir.join(lineage.to_string());
+        let mut folders = self.folders.lock();
         if !dir.is_dir() {
             if !is_owner {
                 let what = format!("drive {} has no folder of this pool", self.options.name);
@@ -363,53 +473,64 @@ impl Drive {
             made.map_err(|error| {
                 Error::with_source(ErrorKind::Unavailable, format!("make {}", dir.display()), error)
             })?;
-        } else if is_known {
-            return Ok(None);
+        } else if let Some(folder) = folders.get(&lineage) {
+            return Ok((Arc::clone(folder), absences));
         }
-        let fence = Fence::open(&dir)?;
-        Ok((!is_known).then_some(Folder { objects: open_store(&dir)?.bulk(), fence }))
+        let (fence, objects) = (Fence::open(&dir)?, open_store(&dir)?.bulk());
+        let folder = Arc::new(Folder { objects, fence, writing: Mutex::default() });
+        folders.insert(lineage, Arc::clone(&folder));
+        Ok((folder, absences))
     }
 
-    /// Takes room for an object; it is given back by [`Drive::release`]. Waits for the disk.
+    /// Takes room for an object. Waits for the disk.
     ///
     /// # Errors
     /// `Full`.
-    pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
+    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Room> {
         let full = |why: String| {
             Err(Error::new(ErrorKind::Full, format!("drive {} is full: {why}", self.options.name)))
         };
-        let used = self.used_bytes.load(Ordering::Relaxed);
+        let space = rustix::fs::statvfs(&self.options.dir);
+        let mut room = self.room.lock();
+        let used = room.used;
         if let Some(capacity) = self.options.capacity_bytes
             && used.saturating_add(bytes) > capacity
         {
             return full(format!("it stores {used} of {capacity} bytes"));
         }
-        if let Ok(space) = rustix::fs::statvfs(&self.options.dir) {
+        if let Ok(space) = space {
             let free = space.f_bavail.saturating_mul(space.f_frsize);
-            let reserve = space.f_blocks.saturating_mul(space.f_frsize) / RESERVE_DIVISOR;
-            if bytes.saturating_add(reserve) > free {
+            let kept = space.f_blocks.saturating_mul(space.f_frsize) / RESERVE_DIVISOR;
+            let wanted = bytes.saturating_add(room.pending).saturating_add(kept);
+            if wanted > free {
                 return full(format!(
-                    "its file system has {free} bytes free, of which {reserve} stay free"
+                    "its file system has {free} bytes free, of which {kept} stay free"
                 ));
             }
         }
-        self.used_bytes.fetch_add(bytes, Ordering::Relaxed);
-        Ok(())
+        room.used = used.saturating_add(bytes);
+        room.pending = room.pending.saturating_add(bytes);
+        Ok(Room { drive: Arc::clone(self), bytes, is_kept: false })
     }
 
-    /// Gives room back.
+    /// Takes no room, for an object that is stored already.
+    pub(crate) fn reserve_nothing(self: &Arc<Self>) -> Room {
+        Room { drive: Arc::clone(self), bytes: 0, is_kept: false }
+    }
+
+    /// Gives the room of a deleted object back.
     pub(crate) fn release(&self, bytes: u64) {
-        let less = |used: u64| Some(used.saturating_sub(bytes));
-        let _ = self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let mut room = self.room.lock();
+        room.used = room.used.saturating_sub(bytes);
     }
 
-    /// Notes whether the disk has answered a request.
+    /// Notes whether the disk has carried out a request.
     pub(crate) fn note(&self, failure: Option<&str>) {
         let mut state = self.state.lock();
-        if let (None, Some(failure)) = (&state.failure, failure) {
+        if let (None, Some(failure)) = (&state.failing, failure) {
             tracing::warn!(drive = self.options.name, error = failure, "a drive fails");
         }
-        state.failure = failure.map(str::to_owned);
+        state.failing = failure.map(str::to_owned);
     }
 
     /// Returns the room of the file system.
@@ -418,7 +539,7 @@ impl Drive {
         let total = found.f_blocks.saturating_mul(found.f_frsize);
         let free = found.f_bavail.saturating_mul(found.f_frsize);
         let capacity = self.options.capacity_bytes.unwrap_or(total).min(total);
-        let used = self.used_bytes.load(Ordering::Relaxed);
+        let used = self.room.lock().used;
         let unreserved = free.saturating_sub(total / RESERVE_DIVISOR);
         let folders = std::fs::read_dir(&self.options.dir).ok()?.flatten();
         Some(Space {
@@ -439,9 +560,9 @@ impl Drive {
         DriveState {
             name,
             dir,
-            failure: hanging.or_else(|| state.failure.clone()),
+            failure: hanging.or_else(|| state.away.clone()).or_else(|| state.failing.clone()),
             capacity_bytes,
-            used_bytes: self.used_bytes.load(Ordering::Relaxed),
+            used_bytes: self.room.lock().used,
             available_bytes,
             pool_count,
         }
@@ -518,6 +639,25 @@ fn read_identity(path: &Path) -> Result<Identity> {
             Err(Error::new(ErrorKind::Unsupported, what))
         }
     }
+}
+
+/// Returns the id of a drive that the node has had, or makes one.
+fn known_or_made(
+    home: &Path,
+    known: &mut Known,
+    options: &DriveOptions,
+    cluster: ClusterId,
+) -> Result<Uuid> {
+    let DriveOptions { name, dir, .. } = options;
+    if let Some(id) = known.drives.get(name) {
+        return Ok(*id);
+    }
+    let id = make(dir, cluster)
+        .map_err(|error| error.context(format!("open drive {name} in {}", dir.display())))?;
+    known.drives.insert(name.clone(), id);
+    let text = serde_json::to_string(known).expect("names and ids are JSON") + "\n";
+    write_durably(&home.join(KNOWN), text.as_bytes(), 0o600)?;
+    Ok(id)
 }
 
 /// Makes an empty directory a drive, or takes over one of the same cluster, which another node had.

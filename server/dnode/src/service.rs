@@ -8,14 +8,18 @@
 //!   slowly: it holds up itself only.
 
 use crate::drive::{Drive, Drives, Folder, is_changeable};
-use crate::messages::{Answer, LISTED_MAX, Listed, Open, Refusal, Request, VERSION};
+use crate::messages::{
+    Answer, LISTED_MAX, Listed, Open, PATH_BYTES_MAX, Refusal, Request, VERSION,
+};
 use async_trait::async_trait;
 use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
 use cluster::{Cluster, Connection, Frame, FrameWriter, Handler, NodeId, Service};
 use futures::{FutureExt, StreamExt};
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{
+    GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+};
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -28,10 +32,14 @@ use uuid::Uuid;
 pub const REQUEST_COUNT_MAX: usize = 32;
 /// Answers that wait for the connection.
 const ANSWER_COUNT_MAX: usize = 8;
-/// Longest time for one answer to leave. Chosen by hand.
-const WRITE_MAX: Duration = Duration::from_secs(60);
+/// Longest time for one answer to leave but for its bytes, and the slowest transfer in bytes a second. Chosen by hand.
+const WRITE_MAX: Duration = Duration::from_secs(30);
+const RATE_MIN: u64 = 1 << 20;
 /// Longest wait for the first message. Chosen by hand.
-const OPEN_MAX: Duration = Duration::from_secs(10);
+const FIRST_MAX: Duration = Duration::from_secs(10);
+/// Longest time for opening a folder, and for a request to wait for its place at the drive. Chosen by hand: peers wait
+/// for longer.
+const PLACE_MAX: Duration = Duration::from_secs(20);
 
 /// Serves the drives of this node.
 #[derive(Debug)]
@@ -45,6 +53,8 @@ struct Opened {
     drive: Arc<Drive>,
     folder: Arc<Folder>,
     owner: Option<Epoch>,
+    /// The times that the drive has gone away, when the folder was opened.
+    absences: u64,
 }
 
 impl DataService {
@@ -61,21 +71,22 @@ impl DataService {
             return Err(Error::new(ErrorKind::Unsupported, what));
         }
         let drive = Arc::clone(self.drives.find(&drive)?);
-        let folder = drive.folder(lineage, owner.is_some()).await?;
+        let (folder, absences) = drive.folder(lineage, owner.is_some()).await?;
         if let Some(epoch) = owner {
             folder.fence.enter(epoch).await?;
         }
-        Ok(Opened { drive, folder, owner })
+        Ok(Opened { drive, folder, owner, absences })
     }
 
     async fn converse(&self, connection: Connection) -> Result<()> {
         let (mut reader, mut writer) = connection.into_frames();
-        let first = timeout(OPEN_MAX, reader.read()).await.map_err(|_| late("first message"))?;
+        let first = timeout(FIRST_MAX, reader.read()).await.map_err(|_| late("first message"))?;
         let Some(Frame { kind, request, payload }) = first? else { return Ok(()) };
         let Some(Request::Open(open)) = Request::decode(kind, &payload) else {
             return Err(Error::new(ErrorKind::Corrupt, "the first message opens nothing"));
         };
-        let opened = match self.open(open).await {
+        let opening = timeout(PLACE_MAX, self.open(open)).await;
+        let opened = match opening.unwrap_or_else(|_| Err(late("drive"))) {
             Ok(opened) => opened,
             Err(error) => {
                 write(&mut writer, request, &refused(&error)).await?;
@@ -85,6 +96,7 @@ impl DataService {
         write(&mut writer, request, &Answer::Done).await?;
         let (answers, mut to_write) = mpsc::channel::<(u64, Answer)>(ANSWER_COUNT_MAX);
         let under_way = Arc::new(Semaphore::new(REQUEST_COUNT_MAX));
+        let (drive, absences) = (Arc::clone(&opened.drive), opened.absences);
         let reading = async move {
             loop {
                 let permit = Arc::clone(&under_way).acquire_owned().await;
@@ -122,15 +134,21 @@ impl DataService {
             }
             writer.close().await
         };
-        // The reader ends first, and then the writer, behind the last answer.
-        let (read, written) = tokio::join!(reading, writing);
-        read.and(written)
+        // In order, the reader ends first, and then the writer, behind the last answer.
+        tokio::select! {
+            ended = async { tokio::try_join!(reading, writing).map(drop) } => ended,
+            () = drive.gone_since(absences) => {
+                Err(Error::new(ErrorKind::Unavailable, "the drive has gone away"))
+            }
+        }
     }
 }
 
 async fn write(writer: &mut FrameWriter, request: u64, answer: &Answer) -> Result<()> {
     let (kind, parts) = answer.encode();
-    let written = timeout(WRITE_MAX, writer.write(kind, request, &parts)).await;
+    let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
+    let time_max = WRITE_MAX + Duration::from_secs(bytes / RATE_MIN);
+    let written = timeout(time_max, writer.write(kind, request, &parts)).await;
     written.map_err(|_| late("peer, which does not read"))?
 }
 
@@ -168,7 +186,13 @@ impl Opened {
         number: u64,
         answers: &mpsc::Sender<(u64, Answer)>,
     ) -> Option<Answer> {
-        let _place = self.drive.width.acquire().await.expect("the semaphore is never closed");
+        // A request that waits for a drive that hangs ends with its connection, or in time.
+        let place = tokio::select! {
+            place = timeout(PLACE_MAX, self.drive.width.acquire()) => place,
+            () = answers.closed() => return None,
+        };
+        let Ok(place) = place else { return Some(refused(&late("drive"))) };
+        let _place = place.expect("the semaphore is never closed");
         let answer = match request {
             Request::Open(_) => {
                 Err(Error::new(ErrorKind::Invalid, "a connection opens one folder"))
@@ -210,38 +234,64 @@ impl Opened {
 
     async fn put(&self, path: &str, bytes: Bytes) -> Result<Answer> {
         let (path, _passed) = self.change(path).await?;
+        let Some(_writing) = self.folder.begin_write(&path) else {
+            // The earlier attempt may still be at the disk.
+            let what = format!("object {path}: it is being written at this moment");
+            return Err(Error::new(ErrorKind::Unavailable, what));
+        };
         let (length, drive) = (bytes.len() as u64, Arc::clone(&self.drive));
-        let reserved = tokio::task::spawn_blocking(move || drive.reserve(length)).await;
-        let reserved = reserved.unwrap_or_else(|error| {
-            Err(Error::with_source(ErrorKind::Unavailable, "wait for the drive", error))
+        let absences = self.absences;
+        let reserved = blocking(move || {
+            drive.check_there(absences)?;
+            drive.reserve(length)
         });
-        if let Err(full) = reserved {
-            // The answer to an earlier attempt may have been lost.
-            return match self.folder.objects.head(&path).await {
-                Ok(_) => {
-                    Err(Error::new(ErrorKind::Busy, format!("object {path} is stored already")))
-                }
-                Err(_) => Err(full),
-            };
-        }
+        let room = match reserved.await {
+            Ok(room) => room,
+            // The answer to an earlier attempt may have been lost: the put that finds the object makes it durable.
+            Err(error)
+                if error.kind() == ErrorKind::Full && self.size_of(&path).await.is_some() =>
+            {
+                self.drive.reserve_nothing()
+            }
+            Err(error) => return Err(error),
+        };
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let put = self.folder.objects.put_opts(&path, bytes.into(), options).await;
-        if put.is_err() {
-            self.drive.release(length);
-        }
-        self.judge(&path, put).map(|_| Answer::Done)
+        let is_stored = match &put {
+            Ok(_) => true,
+            Err(object_store::Error::AlreadyExists { .. }) => false,
+            // It may have its name all the same.
+            Err(_) => self.size_of(&path).await.is_some(),
+        };
+        room.end(is_stored);
+        self.judge(&path, put)?;
+        let drive = Arc::clone(&self.drive);
+        blocking(move || drive.check_there(absences)).await?;
+        Ok(Answer::Done)
+    }
+
+    async fn size_of(&self, path: &Path) -> Option<u64> {
+        self.folder.objects.head(path).await.ok().map(|found| found.size)
     }
 
     async fn read(&self, path: &str, range: Range<u64>) -> Result<Answer> {
         let path = self.look(path).await?;
-        let range = (range != (0..u64::MAX)).then_some(GetRange::Bounded(range));
-        let options = GetOptions { range, ..GetOptions::default() };
+        let wanted = (range != (0..u64::MAX)).then_some(GetRange::Bounded(range.clone()));
+        let options = GetOptions { range: wanted, ..GetOptions::default() };
         let read = async {
             let found = self.folder.objects.get_opts(&path, options).await?;
             let size = found.meta.size;
             Ok(Answer::Read(size, found.bytes().await?))
         };
         let read = read.await;
+        if let Err(object_store::Error::Generic { .. }) = &read
+            && let Some(size) = self.size_of(&path).await
+            && range.start >= size
+        {
+            let what =
+                format!("object {path} has {size} bytes, and bytes {range:?} were asked for");
+            return Err(Error::new(ErrorKind::Invalid, what));
+        }
         self.judge(&path, read)
     }
 
@@ -253,6 +303,8 @@ impl Opened {
 
     async fn delete(&self, path: &str) -> Result<Answer> {
         let (path, _passed) = self.change(path).await?;
+        let (drive, absences) = (Arc::clone(&self.drive), self.absences);
+        blocking(move || drive.check_there(absences)).await?;
         let objects = &self.folder.objects;
         let deleted = async {
             let size = objects.head(&path).await?.size;
@@ -280,8 +332,11 @@ impl Opened {
             let has_more = next.is_some();
             let next: Result<Vec<_>, _> = next.unwrap_or_default().into_iter().collect();
             let found = self.judge(&Path::from(path), next)?;
+            // Names that no owner can have given are those of strangers.
+            let is_ours = |found: &ObjectMeta| found.location.as_ref().len() <= PATH_BYTES_MAX;
             let listed = found
                 .into_iter()
+                .filter(is_ours)
                 .map(|found| Listed { path: found.location.into(), bytes: found.size });
             let answer = Answer::Listed(listed.collect(), has_more);
             if answers.send((number, answer)).await.is_err() || !has_more {
@@ -309,6 +364,14 @@ impl Opened {
         };
         result.map_err(|error| Error::with_source(kind, format!("object {path}"), error))
     }
+}
+
+/// Runs work that waits for the disk.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Error::with_source(ErrorKind::Unavailable, "wait for the drive", error))?
 }
 
 fn path_of(text: &str) -> Result<Path> {

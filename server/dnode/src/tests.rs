@@ -27,6 +27,7 @@ struct World {
     node: Option<Cluster>,
     address: String,
     serving: Vec<JoinHandle<()>>,
+    drives: parking_lot::Mutex<Option<Arc<Drives>>>,
     dir: TempDir,
 }
 
@@ -68,7 +69,7 @@ impl World {
         let new = NewNode::new("d1", std::slice::from_ref(&address));
         let node = Cluster::join(&home, new, &token, environment()).await.unwrap();
         serving.push(serve(&node, listener));
-        World { owner, node: Some(node), address, serving, dir }
+        World { owner, node: Some(node), address, serving, drives: Default::default(), dir }
     }
 
     fn node(&self) -> &Cluster {
@@ -79,7 +80,7 @@ impl World {
     async fn with_drives(count: usize) -> World {
         let world = World::new().await;
         (0..count).for_each(|number| std::fs::create_dir(world.drive(number)).unwrap());
-        world.serve_drives(count, None).unwrap();
+        world.serve_drives(count, None).await.unwrap();
         world
     }
 
@@ -87,15 +88,21 @@ impl World {
         self.dir.path().join(format!("nvme{number}"))
     }
 
-    fn serve_drives(&self, count: usize, capacity: Option<u64>) -> block::Result<Arc<Drives>> {
+    async fn serve_drives(
+        &self,
+        count: usize,
+        capacity: Option<u64>,
+    ) -> block::Result<Arc<Drives>> {
         let options = (0..count).map(|number| DriveOptions {
             name: format!("nvme{number}"),
             dir: self.drive(number),
             capacity_bytes: capacity,
         });
         let home = self.dir.path().join("d1");
-        let drives = Drives::open(&home, self.node().cluster_id(), options.collect(), &clock())?;
+        let drives =
+            Drives::open(&home, self.node().cluster_id(), options.collect(), &clock()).await?;
         DataService::register(self.node(), Arc::clone(&drives));
+        *self.drives.lock() = Some(Arc::clone(&drives));
         Ok(drives)
     }
 
@@ -293,6 +300,80 @@ async fn unmounted_drive_is_away_and_is_not_written() {
     assert_eq!(first.get(&path("a")).await.unwrap().bytes().await.unwrap(), bytes(100));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drives_that_are_swapped_while_the_node_runs_take_nothing() {
+    let world = World::with_drives(2).await;
+    let stores = ["nvme0", "nvme1"].map(|drive| world.objects(drive, Some(1)));
+    for store in &stores {
+        create(store, &path("a"), &bytes(100)).await.unwrap();
+    }
+    let before = [world.files(0), world.files(1)].map(|files| files.len());
+    let aside = world.dir.path().join("aside");
+    for (from, to) in
+        [(world.drive(0), aside.clone()), (world.drive(1), world.drive(0)), (aside, world.drive(1))]
+    {
+        std::fs::rename(from, to).unwrap();
+    }
+    // Over connections from before, at once: nothing has looked at the drives meanwhile.
+    for store in &stores {
+        refused(create(store, &path("b"), &bytes(100)).await, "is not there");
+        refused(store.delete(&path("a")).await, "is not there");
+    }
+    let drives = world.drives.lock().clone().unwrap();
+    let _ = drives.look().await;
+    let failures = drives.states().into_iter().map(|drive| drive.failure.unwrap_or_default());
+    assert!(failures.into_iter().all(|failure| failure.contains("that of another drive")));
+    for store in &stores {
+        refused(create(store, &path("c"), &bytes(100)).await, "");
+    }
+    assert_eq!([world.files(0), world.files(1)].map(|files| files.len()), before);
+    let aside = world.dir.path().join("aside");
+    for (from, to) in
+        [(world.drive(0), aside.clone()), (world.drive(1), world.drive(0)), (aside, world.drive(1))]
+    {
+        std::fs::rename(from, to).unwrap();
+    }
+    for store in &stores {
+        create(store, &path("d"), &bytes(100)).await.unwrap();
+        store.delete(&path("a")).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn object_is_written_once_however_many_write_it() {
+    let world = World::with_drives(1).await;
+    let (objects, other) = (world.objects("", Some(1)), world.objects("", Some(1)));
+    for round in 0..20 {
+        let path = path(&round.to_string());
+        // Large and small ones are written in different ways.
+        let size = if round % 2 == 0 { 100 } else { 2 << 20 };
+        let puts = (0..8u8).map(|number| {
+            let objects = if number % 2 == 0 { objects.clone() } else { other.clone() };
+            let (path, bytes) = (path.clone(), Bytes::from(vec![number; size]));
+            async move { create(&objects, &path, &bytes).await }
+        });
+        let puts = futures::future::join_all(puts).await;
+        let winners: Vec<usize> = (0..8).filter(|number| puts[*number].is_ok()).collect();
+        assert_eq!(winners.len(), 1, "{puts:?}");
+        let read = objects.get(&path).await.unwrap().bytes().await.unwrap();
+        assert_eq!(read, vec![u8::try_from(winners[0]).unwrap(); size]);
+    }
+    let unfinished =
+        world.files(0).iter().filter(|file| file.to_string_lossy().contains('#')).count();
+    assert_eq!(unfinished, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wrong_requests_say_nothing_of_the_drive() {
+    let world = World::with_drives(1).await;
+    let objects = world.objects("", Some(1));
+    create(&objects, &path("a"), &bytes(100)).await.unwrap();
+    refused(objects.get_range(&path("a"), 100..200).await.map(drop), "has 100 bytes");
+    refused(create(&objects, &path(&"x".repeat(500)), &bytes(1)).await, "too long");
+    let drives = world.drives.lock().clone().unwrap();
+    assert_eq!(drives.states()[0].failure, None);
+}
+
 impl World {
     /// Ends the node and starts it again, with the same directories.
     async fn restart(&mut self, drive_count: usize) {
@@ -300,6 +381,7 @@ impl World {
         serving.abort();
         let _ = serving.await;
         self.node = None;
+        *self.drives.lock() = None;
         let home = self.dir.path().join("d1");
         let deadline = tokio::time::Instant::now() + WAIT;
         let trying = |error: block::Error| {
@@ -317,7 +399,7 @@ impl World {
         let listener = TcpListener::bind(&self.address).await.unwrap();
         self.serving.push(serve(&node, listener));
         self.node = Some(node);
-        while let Err(error) = self.serve_drives(drive_count, None) {
+        while let Err(error) = self.serve_drives(drive_count, None).await {
             trying(error);
             tokio::task::yield_now().await;
         }
@@ -328,7 +410,7 @@ impl World {
 async fn full_drive_takes_nothing_more_until_something_is_deleted() {
     let mut world = World::new().await;
     std::fs::create_dir(world.drive(0)).unwrap();
-    let drives = world.serve_drives(1, Some(100_000)).unwrap();
+    let drives = world.serve_drives(1, Some(100_000)).await.unwrap();
     let objects = world.objects("", Some(1));
     let mut count = 0;
     let error = loop {
@@ -339,7 +421,7 @@ async fn full_drive_takes_nothing_more_until_something_is_deleted() {
     };
     assert!(error.to_string().contains("is full"), "{error}");
     assert_eq!(count, 10);
-    drives.look().await;
+    let _ = drives.look().await;
     let state = drives.states().remove(0);
     assert!(state.used_bytes <= 100_000 && state.capacity_bytes == 100_000, "{state:?}");
     assert_eq!((state.pool_count, &state.failure), (1, &None));
@@ -354,7 +436,7 @@ async fn full_drive_takes_nothing_more_until_something_is_deleted() {
     let used = drives.states().remove(0).used_bytes;
     drop(drives);
     world.restart(1).await;
-    let drives = world.serve_drives(1, None);
+    let drives = world.serve_drives(1, None).await;
     assert_eq!(drives.unwrap_err().kind(), block::ErrorKind::Busy);
     let found: u64 = world.files(0).iter().map(|file| file.metadata().unwrap().len()).sum();
     assert!(found.abs_diff(used) < 300, "{found} {used}");
@@ -391,10 +473,10 @@ async fn node_that_ends_is_away_and_heals() {
     refused(world.objects("nvme7", None).get(&path("a")).await, "has no drive nvme7; it has nvme0");
 }
 
-fn misused(world: &World, name: &str, dir: &Path) -> String {
+async fn misused(world: &World, name: &str, dir: &Path) -> String {
     let options = DriveOptions { name: name.to_owned(), dir: dir.to_owned(), capacity_bytes: None };
     let home = world.dir.path().join("d1");
-    let opened = Drives::open(&home, world.node().cluster_id(), vec![options], &clock());
+    let opened = Drives::open(&home, world.node().cluster_id(), vec![options], &clock()).await;
     opened.map(drop).map_err(|error| error.chain()).unwrap_err()
 }
 
@@ -402,12 +484,12 @@ fn misused(world: &World, name: &str, dir: &Path) -> String {
 async fn directory_that_cannot_be_a_drive_is_refused() {
     let world = World::with_drives(1).await;
     let place = world.dir.path().join("place");
-    assert!(misused(&world, "a", &place).contains("must exist"));
+    assert!(misused(&world, "a", &place).await.contains("must exist"));
     std::fs::create_dir(&place).unwrap();
     std::fs::write(place.join("photos"), "x").unwrap();
-    assert!(misused(&world, "a", &place).contains("must be an empty directory"));
+    assert!(misused(&world, "a", &place).await.contains("must be an empty directory"));
     std::fs::remove_file(place.join("photos")).unwrap();
     let other = World::with_drives(1).await;
-    assert!(misused(&world, "a", &other.drive(0)).contains("another cluster"));
-    assert!(misused(&world, "nvme0", &world.drive(0)).contains("another process serves"));
+    assert!(misused(&world, "a", &other.drive(0)).await.contains("another cluster"));
+    assert!(misused(&world, "nvme0", &world.drive(0)).await.contains("another process serves"));
 }

@@ -207,7 +207,16 @@ impl FragmentStore for ObjectFragments {
     }
 
     async fn read(&self, name: &FragmentName, range: Range<u64>) -> Result<Bytes> {
-        let read = self.store.get_range(&name.path(), range).await;
+        let path = name.path();
+        let read = self.store.get_range(&path, range.clone()).await;
+        // A fragment that was cut short is a damaged one, and its store works.
+        if let Err(Error::Generic { .. }) = &read
+            && let Ok(found) = self.store.head(&path).await
+            && found.size <= range.start
+        {
+            let source = format!("it has {} bytes", found.size).into();
+            return Err(self.absent(Error::NotFound { path: path.to_string(), source }).await);
+        }
         self.judge(read).await
     }
 

@@ -41,7 +41,7 @@ impl AwaitedDirectory {
     async fn objects(&self) -> Result<Arc<dyn ObjectStore>> {
         let dir = self.dir.clone();
         let opened = tokio::task::spawn_blocking(move || match dir.is_dir() {
-            true => super::open_directory(&dir).map_err(|error| error.chain()),
+            true => super::open_existing_directory(&dir).map_err(|error| error.chain()),
             false => Err(format!("directory {} is not there", dir.display())),
         });
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Generic {
@@ -78,8 +78,10 @@ fn read_range(
         store: "directory",
         source,
     };
+    // Before and after: what is absent while the directory is mounted says nothing.
+    let was_there = dir.is_dir();
     let opened = File::open(file).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound if dir.is_dir() => {
+        io::ErrorKind::NotFound if was_there && dir.is_dir() => {
             Error::NotFound { path: path.to_string(), source: error.into() }
         }
         io::ErrorKind::NotFound => {

@@ -43,8 +43,10 @@ struct Files {
     dir: PathBuf,
     /// Buffer of the previous put, for the next one.
     spare: Mutex<Option<IoBuffer>>,
-    next_staged: AtomicU64,
 }
+
+/// Number of the next unfinished file of this process: two stores of one directory must not share a name.
+static NEXT_STAGED: AtomicU64 = AtomicU64::new(0);
 
 impl fmt::Debug for DirectFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,11 +63,7 @@ impl fmt::Display for DirectFiles {
 impl DirectFiles {
     /// `inner` is the library's store of the same directory.
     pub(super) fn new(dir: PathBuf, inner: LocalFileSystem) -> Self {
-        let files = Files {
-            dir,
-            spare: Mutex::default(),
-            next_staged: AtomicU64::new(u64::from(std::process::id()) << 24),
-        };
+        let files = Files { dir, spare: Mutex::default() };
         DirectFiles { inner, files: Arc::new(files) }
     }
 }
@@ -82,26 +80,30 @@ impl Files {
     fn create(&self, location: &Path, payload: &PutPayload) -> Result<Option<PutResult>> {
         let Some(path) = path_of(&self.dir, location) else { return Ok(None) };
         // Named like the library's unfinished files, which listings leave out.
-        let number = self.next_staged.fetch_add(1, Ordering::Relaxed);
+        let number = NEXT_STAGED.fetch_add(1, Ordering::Relaxed);
+        let number = (u64::from(std::process::id()) << 32) + number;
         let mut staged = path.clone().into_os_string();
         staged.push(format!("#{number}"));
         let staged = PathBuf::from(staged);
         let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).expect("a flag of open");
         let opened =
             OpenOptions::new().write(true).create_new(true).custom_flags(direct).open(&staged);
-        // The directory does not exist yet, or there is no direct I/O here.
-        let Ok(file) = opened else {
-            let _ = std::fs::remove_file(&staged);
-            return Ok(None);
+        let file = match opened {
+            Ok(file) => file,
+            // A file system without direct I/O may have made it all the same.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                let _ = std::fs::remove_file(&staged);
+                return Ok(None);
+            }
+            // The directory does not exist yet.
+            Err(_) => return Ok(None),
         };
         let written = self.write(&file, payload).and_then(|()| file.sync_all());
         drop(file);
-        let sync_dir = || path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all());
+        let sync_dir = || sync_parent(&path);
         let named = written.and_then(|()| match std::fs::hard_link(&staged, &path) {
-            // The name may come from a put of ours and not be on stable storage yet. Sync it,
-            // because a caller that learns that the object exists relies on it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                sync_dir().and(Err(error))
+                sync_existing(&path).and(Err(error))
             }
             linked => linked.and_then(|()| sync_dir()),
         });
@@ -125,6 +127,17 @@ impl Files {
         *self.spare.lock() = Some(buffer);
         written
     }
+}
+
+/// Puts an object that exists, and its name, on stable storage: they may come from a put whose sync failed or has not
+/// ended, and a caller that learns that the object exists relies on it.
+fn sync_existing(path: &std::path::Path) -> io::Result<()> {
+    File::open(path)?.sync_all()?;
+    sync_parent(path)
+}
+
+fn sync_parent(path: &std::path::Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
 /// Reports whether a file name belongs to an unfinished object.
@@ -208,7 +221,17 @@ impl ObjectStore for DirectFiles {
                 return Ok(result);
             }
         }
-        self.inner.put_opts(location, payload, options).await
+        let is_create = options.mode == PutMode::Create;
+        let put = self.inner.put_opts(location, payload, options).await;
+        if is_create
+            && let Err(Error::AlreadyExists { .. }) = &put
+            && let Some(path) = path_of(&self.files.dir, location)
+        {
+            let synced = tokio::task::spawn_blocking(move || sync_existing(&path)).await;
+            let synced = synced.unwrap_or_else(|error| Err(io::Error::other(error)));
+            synced.map_err(|error| Error::Generic { store: "directory", source: error.into() })?;
+        }
+        put
     }
 
     async fn put_multipart_opts(

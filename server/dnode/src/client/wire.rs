@@ -2,12 +2,12 @@
 //!
 //! Invariants:
 //! - An answer goes to the request with its number, or nowhere. A request that is given up takes no other one with
-//!   it, but one that was not answered in time ends the connection.
+//!   it, but one that was not answered in time ends a connection over which nothing else came meanwhile.
 //! - A connection that has ended carries nothing more: the next request makes another one.
 //! - Of requests that wait for a new connection, one makes it; if that fails, all of them fail.
 
 use super::{away, in_time};
-use crate::messages::{Answer, Listed, Refusal, Request};
+use crate::messages::{Answer, Listed, Request};
 use bytes::Bytes;
 use cluster::{Connection, Frame, FrameReader, FrameWriter};
 use futures::Stream;
@@ -36,6 +36,8 @@ pub(super) struct Wire {
     outgoing: mpsc::Sender<(u64, Outgoing)>,
     waiting: Arc<Waiting>,
     next: AtomicU64,
+    /// Answers received.
+    received: Arc<AtomicU64>,
 }
 
 /// The requests that wait for their answers; without a map, the connection has ended.
@@ -110,6 +112,8 @@ impl Wire {
         let (outgoing, mut to_send) = mpsc::channel::<(u64, Outgoing)>(QUEUE_MAX);
         let waiting = Arc::new(Waiting(Mutex::new(State::Open(HashMap::new()))));
         let ending = Arc::clone(&waiting);
+        let received = Arc::new(AtomicU64::new(0));
+        let receiving = Arc::clone(&received);
         tokio::spawn(async move {
             let writing = async {
                 while let Some((number, (kind, parts))) = to_send.recv().await {
@@ -121,6 +125,7 @@ impl Wire {
             let reading = async {
                 loop {
                     let (number, answer) = next_answer(&mut reader).await?;
+                    receiving.fetch_add(1, Ordering::Relaxed);
                     if let State::Open(waiting) = &mut *ending.0.lock()
                         && let Some(asker) = waiting.remove(&number)
                     {
@@ -138,7 +143,7 @@ impl Wire {
             // A connection that is broken needs no end.
             let _ = timeout(Duration::from_secs(1), writer.close()).await;
         });
-        Ok(Wire { outgoing, waiting, next: AtomicU64::new(1) })
+        Ok(Wire { outgoing, waiting, next: AtomicU64::new(1), received })
     }
 
     /// Sends a request and waits for its answer. `Err` with the request if the connection has ended before it was
@@ -151,6 +156,7 @@ impl Wire {
             State::Ended(_) => return Err(request),
         }
         let _given = Given(&self.waiting, number);
+        let received = self.received.load(Ordering::Relaxed);
         let time_max = ANSWER_MAX + Duration::from_secs(bytes / RATE_MIN);
         let asked = async {
             match self.outgoing.send((number, request)).await {
@@ -162,7 +168,10 @@ impl Wire {
         };
         timeout(time_max, asked).await.unwrap_or_else(|_| {
             let why = format!("no answer in {} s", time_max.as_secs());
-            self.waiting.end(&why);
+            // One slow request takes no others with it, and a silent node all of them.
+            if self.received.load(Ordering::Relaxed) == received {
+                self.waiting.end(&why);
+            }
             Ok(Err(away(why)))
         })
     }
@@ -248,7 +257,6 @@ impl Listing {
                 (1, Answer::Listed(part, has_more)) => {
                     Ok(Some((part, has_more.then_some(listing))))
                 }
-                (_, Answer::Refused(Refusal::NotFound, _)) => Ok(None),
                 (_, Answer::Refused(_, why)) => Err(away(why)),
                 _ => Err(away("the node gave another answer than to a listing")),
             }
