@@ -14,6 +14,7 @@ mod list;
 use crate::node;
 use async_trait::async_trait;
 use block::conditions::Report;
+use block::seal::PoolKey;
 use block::{ConditionKind, Error, ErrorKind, Result};
 use config::{Config, DataSettings, DataStoreSettings, DriveUrl};
 use control::store::{Store, StoreOptions};
@@ -28,11 +29,13 @@ use engine::data_stores::{
 use identity::Identity;
 use list::{List, StoreEntry};
 use object_store::path::Path;
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::segment_store::SegmentStore;
+use uuid::Uuid;
 
 /// Subject of the condition that the data stores are too few.
 const POOL: &str = "pool";
@@ -64,20 +67,21 @@ struct ConfiguredStores {
 #[async_trait]
 impl DataStores for ConfiguredStores {
     async fn open(&self, asked: DataStoresAsked<'_>) -> Result<Option<Arc<dyn OpenDataStores>>> {
-        let (number, found) = list::read(asked.store, asked.key, asked.pool).await?;
+        let (mut number, found) = list::read(asked.store, asked.key, asked.pool).await?;
         let list = match (asked.owner, self.settings.scheme()) {
             (Some(owner), Some(scheme)) => {
                 let wanted = self.wanted(&asked, scheme, &found).await?;
                 if found.as_ref() != Some(&wanted) {
                     owner.check().await?;
-                    list::write(asked.store, asked.key, asked.pool, number + 1, &wanted).await?;
+                    number += 1;
+                    list::write(asked.store, asked.key, asked.pool, number, &wanted).await?;
                 }
                 Some(wanted)
             }
             _ => found,
         };
         let Some(list) = list else { return Ok(None) };
-        let opened = self.open_stores(&asked, list)?;
+        let opened = self.open_stores(&asked, list, number)?;
         opened.show_few(&asked);
         Ok(Some(Arc::new(opened)))
     }
@@ -226,11 +230,23 @@ async fn make(
     Ok(entry_of(settings, identity.number, &identity.id))
 }
 
+/// The way of an owner to change the list.
+#[derive(Debug)]
+struct ListWriter {
+    store: Store,
+    key: PoolKey,
+    pool: Uuid,
+    /// Number of the newest document of the chain.
+    number: tokio::sync::Mutex<u64>,
+}
+
 /// The open data stores.
 #[derive(Debug)]
 struct OpenedStores {
     segments: Arc<CodedSegments>,
-    list: List,
+    list: Mutex<List>,
+    /// Present for the owner of the pool.
+    writer: Option<ListWriter>,
     places: Vec<Store>,
 }
 
@@ -280,7 +296,12 @@ impl ConfiguredStores {
         Ok(Store::from_objects(url, Arc::new(NodeObjects::new(cluster, place))))
     }
 
-    fn open_stores(&self, asked: &DataStoresAsked<'_>, list: List) -> Result<OpenedStores> {
+    fn open_stores(
+        &self,
+        asked: &DataStoresAsked<'_>,
+        list: List,
+        number: u64,
+    ) -> Result<OpenedStores> {
         let scheme = list.scheme()?;
         let (mut stores, mut places) = (Vec::new(), Vec::new());
         for entry in &list.stores {
@@ -309,7 +330,14 @@ impl ConfiguredStores {
             debt_after: DEBT_AFTER,
             lost_after: self.settings.lost_after.duration(),
         };
-        Ok(OpenedStores { segments: Arc::new(CodedSegments::new(options)), list, places })
+        let writer = asked.owner.map(|_| ListWriter {
+            store: asked.store.clone(),
+            key: asked.key.clone(),
+            pool: asked.pool,
+            number: tokio::sync::Mutex::new(number),
+        });
+        let segments = Arc::new(CodedSegments::new(options));
+        Ok(OpenedStores { segments, list: Mutex::new(list), writer, places })
     }
 }
 
@@ -317,7 +345,8 @@ impl OpenedStores {
     /// Shows as a condition that the stores are in too few failure domains.
     fn show_few(&self, asked: &DataStoresAsked<'_>) {
         let scheme = self.segments.scheme();
-        let in_use = self.list.stores.iter().filter(|entry| !entry.is_leaving);
+        let list = self.list.lock();
+        let in_use = list.stores.iter().filter(|entry| !entry.is_leaving);
         let domains: BTreeSet<&str> = in_use.map(|entry| entry.domain.as_str()).collect();
         let report = (domains.len() < scheme.fragments()).then(|| {
             Report::new(
@@ -352,6 +381,29 @@ impl OpenDataStores for OpenedStores {
         self.places.iter().map(|place| (place.clone(), Path::from(identity::PATH))).collect()
     }
 
+    async fn forget_unnamed(&self, named: &BTreeSet<u32>) -> Result<()> {
+        let Some(writer) = &self.writer else { return Ok(()) };
+        let mut number = writer.number.lock().await;
+        let mut list = self.list.lock().clone();
+        let is_done = |entry: &StoreEntry| entry.is_leaving && !named.contains(&entry.number);
+        let forgotten: Vec<StoreEntry> =
+            list.stores.extract_if(.., |entry| is_done(entry)).collect();
+        if forgotten.is_empty() {
+            return Ok(());
+        }
+        list::write(&writer.store, &writer.key, writer.pool, *number + 1, &list).await?;
+        *number += 1;
+        *self.list.lock() = list;
+        for entry in forgotten {
+            self.segments.forget(StoreId(entry.number));
+            tracing::info!(
+                store = entry.url,
+                "a data store that is no longer configured has nothing that is needed, and is forgotten"
+            );
+        }
+        Ok(())
+    }
+
     fn status(&self) -> DataStoresStatus {
         let states = self.segments.states();
         let store = |entry: &StoreEntry| {
@@ -365,9 +417,10 @@ impl OpenDataStores for OpenedStores {
             }
         };
         let counts = self.segments.counts();
+        let list = self.list.lock();
         DataStoresStatus {
-            scheme: self.list.scheme.clone(),
-            stores: self.list.stores.iter().map(store).collect(),
+            scheme: list.scheme.clone(),
+            stores: list.stores.iter().map(store).collect(),
             read_count: counts.reads,
             degraded_read_count: counts.degraded_reads,
             hedged_read_count: counts.hedged_reads,

@@ -7,7 +7,7 @@
 
 use crate::conditions::conditions;
 use crate::copies::wait_for;
-use crate::data_stores::{failing, files, settings, wait_until_whole};
+use crate::data_stores::{failing, files, settings, store_count, wait_until_whole};
 use crate::nodes::{free_address, refused};
 use crate::stores::{History, VOLUMES, open};
 use std::path::PathBuf;
@@ -150,6 +150,22 @@ fn fragments_of_a_dead_data_node_are_made_anew_on_a_spare_one() {
         assert_eq!(history.prefix(&mut connections), history.count());
         all.nodes[3].restart();
         wait_for("it is back", || failing(&all.owner) == 1);
+        // The dead one is taken out of the list, and forgotten when nothing names it.
+        drop(connections);
+        all.owner.stop();
+        let urls = [0, 2, 3].map(|number| format!("\"spindle://d{number}\""));
+        all.owner.configure(&settings("2+1", &urls));
+        all.owner.restart();
+        wait_for("the dead node is forgotten", || store_count(&all.owner) == 3);
+        assert!(conditions(&all.owner, "data-store-away").is_empty());
+        let mut connections = open(&all.owner);
+        assert_eq!(history.prefix(&mut connections), history.count());
+        // Also by the next owner, after an end that was not in order.
+        all.owner.kill();
+        all.owner.restart();
+        assert_eq!(store_count(&all.owner), 3);
+        connections = open(&all.owner);
+        assert_eq!(history.prefix(&mut connections), history.count());
     }
 }
 
@@ -158,7 +174,9 @@ fn data_node_shows_its_drives_and_serves_those_that_are_there() {
     let place = Place::new();
     let drive = |name: &str| place.join(name);
     let (first, second) = (drive("a"), drive("b"));
-    [&first, &second].map(|drive| std::fs::create_dir(drive).expect("make a directory"));
+    for drive in [&first, &second] {
+        std::fs::create_dir(drive).expect("make a directory");
+    }
     let mut node = Daemon::data_node(&[&first, &second]);
     let said = node.refuses_to_start();
     assert!(said.contains("belongs to no cluster") && said.contains("--without-key"), "{said}");

@@ -69,6 +69,12 @@ fn rename(from: &Path, to: &Path) {
     std::fs::rename(from, to).unwrap_or_else(|error| panic!("rename {}: {error}", from.display()));
 }
 
+/// The number of data stores that the pool has.
+pub fn store_count(daemon: &Daemon) -> usize {
+    let status = daemon.json(&["status"]);
+    status["data_stores"]["stores"].as_array().expect("a list").len()
+}
+
 pub fn failing(daemon: &Daemon) -> usize {
     let status = daemon.json(&["status"]);
     let stores = status["data_stores"]["stores"].as_array().expect("a list").clone();
@@ -202,6 +208,7 @@ fn fragments_of_a_drive_that_is_lost_are_made_anew_on_others() {
         std::fs::write(daemon.place().join("spindle.toml"), text).expect("write the settings");
         daemon.restart();
         wait_until_whole(&daemon, 2);
+        wait_for("nothing needs it", || store_count(&daemon) == 7);
         std::fs::remove_dir_all(&left).expect("it is there");
         drives.unmount(others[1]);
         drives.unmount(others[3]);
@@ -210,7 +217,8 @@ fn fragments_of_a_drive_that_is_lost_are_made_anew_on_others() {
         drop(connections);
         drives.mount(others[1]);
         drives.mount(others[3]);
-        wait_for("they are back", || failing(&daemon) == 1);
+        wait_for("they are back", || failing(&daemon) == 0);
+        assert_eq!(store_count(&daemon), 7, "the one that left is forgotten");
         let _ = daemon.fsck();
         daemon.stop();
     }
@@ -277,6 +285,8 @@ fn coded_pool_is_copied_and_its_copy_restored_to_other_drives() {
         wait_for("the restored pool is whole", || {
             other.json(&["status"])["restored"]["is_complete"] == true
         });
+        let is_pin = |file: &PathBuf| file.to_string_lossy().contains("/pins/");
+        wait_for("the copy has no pin", || !files(Path::new(&url)).iter().any(is_pin));
         other.stop();
         // The drives of the first pool are not its own, although both pools have the same id.
         let wrong = settings("2+1", &drives.urls());

@@ -14,7 +14,7 @@ use crate::segment::{Placement, SegmentNumber, StoredSegment};
 use crate::segment_store::{Depth, Rebuilt};
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,8 @@ pub struct Redundancy {
     pub lacking_count: u64,
     /// Bytes of their images.
     pub lacking_bytes: u64,
+    /// Numbers of the stores that have a fragment of any segment.
+    pub stores: BTreeSet<u32>,
 }
 
 /// Result of one step.
@@ -82,6 +84,9 @@ impl Rebuild {
                 let Some(state) = self.segments.store.redundancy(&record.stored()) else {
                     continue;
                 };
+                if let Placement::Fragments(fragments) = &record.stored().placement {
+                    found.stores.extend(fragments.places.iter().map(|place| place.store));
+                }
                 let bytes = u64::from(record.info.object_bytes);
                 *found.bytes.entry(state.spare).or_default() += bytes;
                 if state.is_lacking {

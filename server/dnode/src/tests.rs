@@ -383,26 +383,29 @@ impl World {
         self.node = None;
         *self.drives.lock() = None;
         let home = self.dir.path().join("d1");
-        let deadline = tokio::time::Instant::now() + WAIT;
-        let trying = |error: block::Error| {
-            let is_late = tokio::time::Instant::now() > deadline;
-            assert!(error.kind() == block::ErrorKind::Busy && !is_late, "{}", error.chain());
-        };
         // Tasks that end have their locks for a moment.
-        let node = loop {
-            match Cluster::open(&home, environment()) {
-                Ok(node) => break node,
-                Err(error) => trying(error),
+        let opening = async {
+            loop {
+                match Cluster::open(&home, environment()) {
+                    Ok(node) => break node,
+                    Err(error) => {
+                        assert_eq!(error.kind(), block::ErrorKind::Busy, "{}", error.chain())
+                    }
+                }
+                tokio::task::yield_now().await;
             }
-            tokio::task::yield_now().await;
         };
+        let node = timeout(WAIT, opening).await.expect("the lock is free");
         let listener = TcpListener::bind(&self.address).await.unwrap();
         self.serving.push(serve(&node, listener));
         self.node = Some(node);
-        while let Err(error) = self.serve_drives(drive_count, None).await {
-            trying(error);
-            tokio::task::yield_now().await;
-        }
+        let serving = async {
+            while let Err(error) = self.serve_drives(drive_count, None).await {
+                assert_eq!(error.kind(), block::ErrorKind::Busy, "{}", error.chain());
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(WAIT, serving).await.expect("the drives are free");
     }
 }
 

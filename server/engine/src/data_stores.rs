@@ -11,6 +11,7 @@ use block::{Conditions, Epoch, Result};
 use control::manifest::Ownership;
 use control::store::Store;
 use object_store::path::Path;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tiering::segment_store::{ObjectSegments, SegmentStore};
 use uuid::Uuid;
@@ -68,6 +69,13 @@ pub trait OpenDataStores: Send + Sync + std::fmt::Debug + 'static {
 
     /// The places of the stores, and the object in each that makes it one: to be deleted with the pool.
     fn places(&self) -> Vec<(Store, Path)>;
+
+    /// Forgets the stores that are no longer configured and of which no segment has a fragment: `named` are the
+    /// numbers of those that have one, found by a complete walk. Only for the owner of the pool.
+    ///
+    /// # Errors
+    /// Those of changing the list.
+    async fn forget_unnamed(&self, named: &BTreeSet<u32>) -> Result<()>;
 
     /// Returns the state of the stores.
     fn status(&self) -> DataStoresStatus;

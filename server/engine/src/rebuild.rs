@@ -64,13 +64,19 @@ pub(crate) fn seen(stores: &dyn OpenDataStores) -> (Vec<(bool, bool)>, u64) {
 pub(crate) async fn round(
     pool: &crate::pool::Pool,
     state: &RebuildState,
-    conditions: &Conditions,
+    (stores, conditions): (&dyn OpenDataStores, &Conditions),
     clock: &dyn block::env::Clock,
 ) -> Result<bool> {
     let mut is_any = false;
     loop {
         let (found, lacking) = pool.tier().redundancy().await?;
         show(conditions, &found);
+        if let Err(error) = stores.forget_unnamed(&found.stores).await {
+            tracing::warn!(
+                error = %error.chain(),
+                "could not take data stores out of the list that hold nothing any more"
+            );
+        }
         {
             let mut state = state.0.lock();
             (state.redundancy, state.left_count) = (Some(found), lacking.len() as u64);

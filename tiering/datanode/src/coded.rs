@@ -165,7 +165,7 @@ impl CodedSegments {
 
     /// Looks at every store, and shows those that are away as conditions. To be called every few seconds.
     pub async fn look(&self) {
-        let looks = self.stores.values().map(|member| async move {
+        let looks = self.in_list().map(|member| async move {
             let _ = member.look().await;
             let failure = member.health().failure();
             let report = failure.map(|why| {
@@ -174,9 +174,23 @@ impl CodedSegments {
                             or are missing";
                 Report::new(what, cost, "bring the store back, or name another one in its place in `data.stores`")
             });
+            let report = report.filter(|_| !member.is_forgotten());
             self.conditions.set(ConditionKind::DataStoreAway, &member.name, report);
         });
         futures::future::join_all(looks).await;
+    }
+
+    /// Forgets a store that gets no fragments, and that no segment names any more: it is neither shown nor listed.
+    pub fn forget(&self, id: StoreId) {
+        if let Some(member) = self.stores.get(&id) {
+            member.forget();
+            self.conditions.set(ConditionKind::DataStoreAway, &member.name, None);
+        }
+    }
+
+    /// The stores that were not forgotten.
+    fn in_list(&self) -> impl Iterator<Item = &Arc<Member>> {
+        self.stores.values().filter(|member| !member.is_forgotten())
     }
 
     /// The states of the stores, in the order of their numbers.
@@ -189,7 +203,7 @@ impl CodedSegments {
             lateness: member.health().lateness(),
             is_lost: member.is_lost(),
         };
-        self.stores.values().map(state).collect()
+        self.in_list().map(state).collect()
     }
 
     /// Scheme of new segments.
@@ -358,7 +372,7 @@ impl CodedSegments {
     /// Lists the fragments that the stores have of a segment, as far as they answer.
     async fn find(&self, name: &SegmentName) -> Vec<(u32, FragmentName, u64)> {
         let mut found = Vec::new();
-        for (id, member) in &self.stores {
+        for (id, member) in self.stores.iter().filter(|(_, member)| !member.is_forgotten()) {
             let mut listing = member.list(Some(name), OBJECT_COUNT_MAX);
             while let Some(listed) = listing.next().await {
                 match listed {
@@ -486,7 +500,7 @@ impl SegmentStore for CodedSegments {
     }
 
     fn list(&self, count_max: u64) -> BoxStream<'static, Result<Listed>> {
-        let listings = self.stores.values().map(|member| {
+        let listings = self.in_list().map(|member| {
             let listing = member.list(None, count_max).map_ok(|listed| match listed {
                 ListedFragment::Fragment(name, bytes) => {
                     Listed::Segment { name: name.segment, placement: None, bytes }
@@ -507,7 +521,7 @@ impl SegmentStore for CodedSegments {
     }
 
     async fn has_any(&self, look_count: u32) -> Result<bool> {
-        for member in self.stores.values() {
+        for member in self.in_list() {
             if member.list(None, OBJECT_COUNT_MAX).try_next().await?.is_some() {
                 return Ok(true);
             }

@@ -16,6 +16,7 @@ use futures::stream::BoxStream;
 use object_store::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tiering::segment::SegmentName;
 use tokio::sync::Semaphore;
@@ -37,18 +38,29 @@ pub(super) struct Member {
     clock: Arc<dyn Clock>,
     /// Time after which a store that is away counts as lost.
     lost_after: Duration,
+    is_forgotten: AtomicBool,
 }
 
 impl Member {
     pub(super) fn new(named: NamedStore, clock: Arc<dyn Clock>, lost_after: Duration) -> Member {
         let NamedStore { info, name, store, width } = named;
         let (health, places) = (Health::new(Arc::clone(&clock)), Arc::new(Semaphore::new(width)));
-        Member { info, name, store, places, health, clock, lost_after }
+        let is_forgotten = AtomicBool::new(false);
+        Member { info, name, store, places, health, clock, lost_after, is_forgotten }
     }
 
     /// Whether the store has been away for so long that its fragments are made anew elsewhere.
     pub(super) fn is_lost(&self) -> bool {
         self.health.away_for() >= self.lost_after
+    }
+
+    /// Marks the store as one that no segment names any more.
+    pub(super) fn forget(&self) {
+        self.is_forgotten.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_forgotten(&self) -> bool {
+        self.is_forgotten.load(Ordering::Relaxed)
     }
 
     pub(super) fn health(&self) -> &Health {
