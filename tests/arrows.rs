@@ -61,6 +61,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "cluster",
             "config",
             "control",
+            "dnode",
             "engine",
             "erasure",
             "nbd",

@@ -11,6 +11,7 @@ mod cache;
 mod cluster_nodes;
 mod config;
 mod copies;
+mod data_node;
 mod documents;
 mod fragment;
 mod log;

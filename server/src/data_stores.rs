@@ -391,8 +391,18 @@ impl OpenDataStores for OpenedStores {
         if forgotten.is_empty() {
             return Ok(());
         }
-        list::write(&writer.store, &writer.key, writer.pool, *number + 1, &list).await?;
-        *number += 1;
+        let written =
+            list::write(&writer.store, &writer.key, writer.pool, *number + 1, &list).await;
+        if written.is_err() {
+            // The answer to an earlier attempt may have been lost.
+            let (newest, found) = list::read(&writer.store, &writer.key, writer.pool).await?;
+            if found.as_ref() != Some(&list) {
+                return written;
+            }
+            *number = newest;
+        } else {
+            *number += 1;
+        }
         *self.list.lock() = list;
         for entry in forgotten {
             self.segments.forget(StoreId(entry.number));

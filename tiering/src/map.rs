@@ -172,6 +172,8 @@ pub struct Map {
     has_later_layers: AtomicBool,
     /// The cache may hold pages as snapshots show them.
     has_old_pages: AtomicBool,
+    /// Records of segments that walks have passed over, because they do not open.
+    unread_records: AtomicU64,
     /// Bytes of new pages that a commit may hold back in order to cache them.
     page_retain_bytes: usize,
     segments: ClockCache<u64, Arc<SegmentRecord>>,
@@ -555,9 +557,15 @@ impl Map {
         Ok(found)
     }
 
+    /// Returns the number of times that a walk has passed over the record of a segment.
+    pub(crate) fn unread_records(&self) -> u64 {
+        self.unread_records.load(Ordering::Relaxed)
+    }
+
     /// Like [`Map::segments_after`], but reads in two scans and past the cache, and also returns
     /// the number to continue from if more segments may follow. A segment whose count does not open
-    /// is taken to be fully live; a segment whose record does not open is skipped.
+    /// is taken to be fully live; a segment whose record does not open is skipped, and counted by
+    /// [`Map::unread_records`].
     ///
     /// # Errors
     /// Database errors.
@@ -581,10 +589,13 @@ impl Map {
                     found.push((record, block_count));
                 }
                 // Reads of this segment report the error; it must not hold up the other segments.
-                Err(error) => tracing::debug!(
-                    error = %error.chain(),
-                    "could not read a segment's record; it is passed over"
-                ),
+                Err(error) => {
+                    self.unread_records.fetch_add(1, Ordering::Relaxed);
+                    tracing::debug!(
+                        error = %error.chain(),
+                        "could not read a segment's record; it is passed over"
+                    );
+                }
             }
         }
         let Some(((first, _), (last, _))) = found.first().zip(found.last()) else {

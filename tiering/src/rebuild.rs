@@ -36,6 +36,8 @@ pub struct Redundancy {
     pub lacking_bytes: u64,
     /// Numbers of the stores that have a fragment of any segment.
     pub stores: BTreeSet<u32>,
+    /// Every record could be read. Otherwise, other stores may have fragments, too.
+    pub is_complete: bool,
 }
 
 /// Result of one step.
@@ -76,17 +78,19 @@ impl Rebuild {
     /// fragments, those first that survive the fewest losses.
     pub(crate) async fn walk(&self) -> Result<(Redundancy, Vec<u64>)> {
         let mut found = Redundancy::default();
+        let unread = self.metadata.map.unread_records();
         let mut lacking: BTreeMap<Option<u8>, Vec<u64>> = BTreeMap::new();
         let (mut last, mut remembered) = (0, 0);
         loop {
             let (records, next) = self.metadata.map.live_after(last, RECORDS_AT_ONCE).await?;
             for (record, _) in &records {
-                let Some(state) = self.segments.store.redundancy(&record.stored()) else {
-                    continue;
-                };
+                // Of segments in a way that this version does not know, too.
                 if let Placement::Fragments(fragments) = &record.stored().placement {
                     found.stores.extend(fragments.places.iter().map(|place| place.store));
                 }
+                let Some(state) = self.segments.store.redundancy(&record.stored()) else {
+                    continue;
+                };
                 let bytes = u64::from(record.info.object_bytes);
                 *found.bytes.entry(state.spare).or_default() += bytes;
                 if state.is_lacking {
@@ -103,6 +107,7 @@ impl Rebuild {
                 None => break,
             }
         }
+        found.is_complete = self.metadata.map.unread_records() == unread;
         Ok((found, lacking.into_values().flatten().collect()))
     }
 

@@ -117,7 +117,7 @@ pub struct Drive {
 #[derive(Debug, Default)]
 struct State {
     /// Held while this process has the drive.
-    lock: Option<File>,
+    lock: Option<HeldLock>,
     /// Its folders were counted, and leftovers removed.
     is_counted: bool,
     /// Why it is away, as the last look has found.
@@ -134,6 +134,18 @@ struct State {
 struct Accounted {
     used: u64,
     pending: u64,
+}
+
+/// The lock of a drive, and the file that it is on.
+#[derive(Debug)]
+struct HeldLock {
+    _file: File,
+    /// Device and inode: another file of the same contents is on another mount.
+    place: (u64, u64),
+}
+
+fn place_of(found: &std::fs::Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
 }
 
 /// The room of a drive at the last look.
@@ -332,8 +344,10 @@ impl Drive {
     /// Gives the drive up: it can be unmounted, and what was opened on it is void.
     fn leave(&self) {
         if self.state.lock().lock.take().is_some() {
-            self.folders.lock().clear();
+            // Under the lock of the folders: an opening that is under way sees it, and keeps nothing of before.
+            let mut folders = self.folders.lock();
             self.absences.send_modify(|count| *count += 1);
+            folders.clear();
         }
     }
 
@@ -349,11 +363,9 @@ impl Drive {
     /// # Errors
     /// `Unavailable`.
     pub(crate) fn check_there(&self, absences: u64) -> Result<()> {
-        let identity_at = |found: &std::fs::Metadata| (found.dev(), found.ino());
-        let held = self.state.lock().lock.as_ref().map(File::metadata);
-        let held = held.and_then(|found| found.ok()).map(|found| identity_at(&found));
+        let held = self.state.lock().lock.as_ref().map(|held| held.place);
         let there = std::fs::metadata(self.options.dir.join(IDENTITY)).ok();
-        let is_there = held.is_some() && held == there.as_ref().map(identity_at);
+        let is_there = held.is_some() && held == there.as_ref().map(place_of);
         let is_same = *self.absences.borrow() == absences;
         match (is_there && is_same) || seeded_bugs().drive_unchecked {
             true => Ok(()),
@@ -395,8 +407,16 @@ impl Drive {
                 return Err(Error::with_source(ErrorKind::Unavailable, "read its identity", error));
             }
         }
-        if self.state.lock().lock.is_some() {
-            return Ok(());
+        let failed = |doing: &str, error| {
+            Error::with_source(ErrorKind::Unavailable, format!("{doing} {}", path.display()), error)
+        };
+        let there = std::fs::metadata(&path).map_err(|error| failed("look at", error))?;
+        let held = self.state.lock().lock.as_ref().map(|held| held.place);
+        match held {
+            Some(held) if held == place_of(&there) => return Ok(()),
+            // It is mounted again, perhaps on another device: the lock is on a file that is gone.
+            Some(_) => self.leave(),
+            None => {}
         }
         let lock = File::open(&path).map_err(|error| {
             Error::with_source(ErrorKind::Unavailable, format!("open {}", path.display()), error)
@@ -420,8 +440,9 @@ impl Drive {
             })?;
             self.room.lock().used = used;
         }
+        let place = place_of(&lock.metadata().map_err(|error| failed("look at", error))?);
         let mut state = self.state.lock();
-        (state.lock, state.is_counted) = (Some(lock), true);
+        (state.lock, state.is_counted) = (Some(HeldLock { _file: lock, place }), true);
         Ok(())
     }
 
@@ -464,6 +485,7 @@ impl Drive {
         self.look()?;
         let dir = self.options.dir.join(lineage.to_string());
         let mut folders = self.folders.lock();
+        self.check_there(absences)?;
         if !dir.is_dir() {
             if !is_owner {
                 let what = format!("drive {} has no folder of this pool", self.options.name);
@@ -477,6 +499,7 @@ impl Drive {
             return Ok((Arc::clone(folder), absences));
         }
         let (fence, objects) = (Fence::open(&dir)?, open_store(&dir)?.bulk());
+        self.check_there(absences)?;
         let folder = Arc::new(Folder { objects, fence, writing: Mutex::default() });
         folders.insert(lineage, Arc::clone(&folder));
         Ok((folder, absences))

@@ -255,13 +255,14 @@ impl Opened {
             }
             Err(error) => return Err(error),
         };
+        let was_stored = self.size_of(&path).await.is_some();
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         let put = self.folder.objects.put_opts(&path, bytes.into(), options).await;
         let is_stored = match &put {
             Ok(_) => true,
             Err(object_store::Error::AlreadyExists { .. }) => false,
             // It may have its name all the same.
-            Err(_) => self.size_of(&path).await.is_some(),
+            Err(_) => !was_stored && self.size_of(&path).await.is_some(),
         };
         room.end(is_stored);
         self.judge(&path, put)?;

@@ -340,6 +340,31 @@ async fn drives_that_are_swapped_while_the_node_runs_take_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drive_that_comes_back_on_another_device_is_served_again() {
+    let world = World::with_drives(1).await;
+    let (first, second) = (world.objects("", Some(1)), world.objects("", Some(2)));
+    create(&first, &path("a"), &bytes(100)).await.unwrap();
+    create(&second, &path("b"), &bytes(100)).await.unwrap();
+    // The same files with other inodes, and no look in between.
+    let (drive, aside) = (world.drive(0), world.dir.path().join("aside"));
+    std::fs::rename(&drive, &aside).unwrap();
+    let copied =
+        std::process::Command::new("cp").arg("-a").args([&aside, &drive]).status().unwrap();
+    assert!(copied.success());
+    refused(create(&second, &path("c"), &bytes(100)).await, "is not there");
+    let drives = world.drives.lock().clone().unwrap();
+    let _ = drives.look().await;
+    let again = async {
+        while create(&second, &path("c"), &bytes(100)).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(WAIT, again).await.expect("it is served again");
+    refused(create(&first, &path("d"), &bytes(100)).await, "epoch 2");
+    assert_eq!(drives.states()[0].failure, None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn object_is_written_once_however_many_write_it() {
     let world = World::with_drives(1).await;
     let (objects, other) = (world.objects("", Some(1)), world.objects("", Some(1)));

@@ -71,7 +71,9 @@ pub(crate) async fn round(
     loop {
         let (found, lacking) = pool.tier().redundancy().await?;
         show(conditions, &found);
-        if let Err(error) = stores.forget_unnamed(&found.stores).await {
+        if found.is_complete
+            && let Err(error) = stores.forget_unnamed(&found.stores).await
+        {
             tracing::warn!(
                 error = %error.chain(),
                 "could not take data stores out of the list that hold nothing any more"

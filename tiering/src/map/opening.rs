@@ -220,6 +220,7 @@ impl Map {
                 health: Health::Well,
             }),
             opener,
+            unread_records: AtomicU64::new(0),
             pages: ClockCache::new(options.page_cache_bytes),
             page_retain_bytes: options.page_cache_bytes / 4,
             segments: ClockCache::new(options.segment_cache_bytes * 3 / 4),
