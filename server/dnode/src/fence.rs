@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - An epoch counts once it is on stable storage, and never falls, also over restarts of the node.
-//! - A later epoch waits for the changes of an earlier one that are under way; after that, none of them begins.
+//! - A later epoch waits for the changes of an earlier one that are under way; after that, none of them begins. Only an
+//!   absence of the drive ends the wait: what was opened before it is void.
 
 use crate::seeded_bugs::seeded_bugs;
 use block::{Epoch, Error, ErrorKind, Result};
