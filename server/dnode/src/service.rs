@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::timeout;
 use uuid::Uuid;
 
@@ -186,27 +186,38 @@ impl Opened {
         number: u64,
         answers: &mpsc::Sender<(u64, Answer)>,
     ) -> Option<Answer> {
+        if let Request::List(path) = request {
+            let listed = self.list(&path, number, answers).await;
+            return listed.err().map(|error| refused(&error));
+        }
         // A request that waits for a drive that hangs ends with its connection, or in time.
         let place = tokio::select! {
-            place = timeout(PLACE_MAX, self.drive.width.acquire()) => place,
+            place = self.place() => place,
             () = answers.closed() => return None,
         };
-        let Ok(place) = place else { return Some(refused(&late("drive"))) };
-        let _place = place.expect("the semaphore is never closed");
+        let _place = match place {
+            Ok(place) => place,
+            Err(error) => return Some(refused(&error)),
+        };
         let answer = match request {
-            Request::Open(_) => {
-                Err(Error::new(ErrorKind::Invalid, "a connection opens one folder"))
+            Request::Open(_) | Request::List(_) => {
+                Err(Error::new(ErrorKind::Invalid, "the request is out of place"))
             }
             Request::Put(path, bytes) => self.put(&path, bytes).await,
             Request::Read(path, range) => self.read(&path, range).await,
             Request::Size(path) => self.size(&path).await,
             Request::Delete(path) => self.delete(&path).await,
-            Request::List(path) => match self.list(&path, number, answers).await {
-                Ok(()) => return None,
-                Err(error) => Err(error),
-            },
         };
         Some(answer.unwrap_or_else(|error| refused(&error)))
+    }
+
+    /// Waits for a place at the drive.
+    ///
+    /// # Errors
+    /// `Unavailable` if none is free in time.
+    async fn place(&self) -> Result<SemaphorePermit<'_>> {
+        let place = timeout(PLACE_MAX, self.drive.width.acquire()).await;
+        Ok(place.map_err(|_| late("drive"))?.expect("the semaphore is never closed"))
     }
 
     /// Lets a change of this owner begin.
@@ -329,7 +340,10 @@ impl Opened {
         let folder = (!path.is_empty()).then_some(folder);
         let mut listing = self.folder.objects.list(folder.as_ref()).chunks(LISTED_MAX);
         loop {
+            // A peer that reads slowly keeps no place at the drive.
+            let place = self.place().await?;
             let next = listing.next().await;
+            drop(place);
             let has_more = next.is_some();
             let next: Result<Vec<_>, _> = next.unwrap_or_default().into_iter().collect();
             let found = self.judge(&Path::from(path), next)?;

@@ -117,7 +117,7 @@ pub async fn run_rebuild(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
         let of_round = Arc::clone(&stores);
         let round = lane.spawn(async move {
             tokio::select! {
-                done = rebuild::round(&pool, &state, (&*of_round, &conditions), &*clock) => done,
+                done = rebuild::round(&pool, &state, &*of_round, &conditions, &*clock) => done,
                 _ = stopped.wait_for(|stop| *stop) => Ok(false),
             }
         });

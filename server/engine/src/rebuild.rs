@@ -64,7 +64,8 @@ pub(crate) fn seen(stores: &dyn OpenDataStores) -> (Vec<(bool, bool)>, u64) {
 pub(crate) async fn round(
     pool: &crate::pool::Pool,
     state: &RebuildState,
-    (stores, conditions): (&dyn OpenDataStores, &Conditions),
+    stores: &dyn OpenDataStores,
+    conditions: &Conditions,
     clock: &dyn block::env::Clock,
 ) -> Result<bool> {
     let mut is_any = false;

@@ -78,7 +78,7 @@ pub(super) fn run(demo: Demo<'_>, asked: DataNodes<'_>) -> Result<ExitCode> {
     let stop = Stop::on_signals()?;
     let place = Place::new(dir.map(absolute).transpose()?.as_deref())?;
     check_empty(&place.path)?;
-    let mut world = World::start(binary, &place.path, (asked.count, scheme), &stop)?;
+    let mut world = World::start(binary, &place.path, asked.count, scheme, &stop)?;
     say(format!(
         "{} data nodes in {}, and a pool over them with the scheme {scheme}: any {} may be lost.",
         asked.count,
@@ -192,7 +192,8 @@ impl<'a> World<'a> {
     fn start(
         binary: &Path,
         dir: &'a Path,
-        (count, scheme): (usize, Scheme),
+        count: usize,
+        scheme: Scheme,
         stop: &Stop,
     ) -> Result<World<'a>> {
         let addresses = free_addresses(2)?;
