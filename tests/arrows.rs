@@ -25,7 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("datanode", &["block", "erasure", "tiering"]),
     ("cluster", &["block"]),
     ("control", &["block", "tiering"]),
-    ("dnode", &["block", "cluster", "control"]),
+    ("dnode", &["block", "cluster", "control", "erasure"]),
     ("engine", &["block", "control", "tiering", "wal"]),
     ("api", &["block"]),
     ("cli", &["api", "block"]),

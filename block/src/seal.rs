@@ -96,12 +96,19 @@ impl PoolKey {
     /// key.
     #[must_use]
     pub fn derive_seed(&self, salt: &[u8], purpose: &str) -> u64 {
+        let bytes = self.derive_secret(salt, purpose);
+        u64::from_le_bytes(*bytes.first_chunk().expect("32 bytes"))
+    }
+
+    /// Derives 32 secret bytes in the same way, for a key of another kind.
+    #[must_use]
+    pub fn derive_secret(&self, salt: &[u8], purpose: &str) -> Zeroizing<[u8; KEY_BYTES]> {
         let prk = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&self.0[..]);
         let info = [purpose.as_bytes()];
         let okm = prk.expand(&info, hkdf::HKDF_SHA256).expect("32 bytes is a legal length");
-        let mut bytes = [0; 32];
-        okm.fill(&mut bytes).expect("as many bytes as were asked for");
-        u64::from_le_bytes(*bytes.first_chunk().expect("32 bytes"))
+        let mut bytes = Zeroizing::new([0; KEY_BYTES]);
+        okm.fill(&mut bytes[..]).expect("as many bytes as were asked for");
+        bytes
     }
 }
 

@@ -16,12 +16,14 @@ use async_trait::async_trait;
 use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Error, ErrorKind, Result};
+use bytes::Bytes;
 use config::{Config, DataSettings, DataStoreSettings, DriveUrl};
 use control::store::{Store, StoreOptions};
 use datanode::{
-    CodedOptions, CodedSegments, NamedStore, ObjectFragments, Scheme, StoreId, StoreInfo, Witness,
+    CodedOptions, CodedSegments, NamedStore, ObjectFragments, Scheme, StoreId, StoreInfo, Verifier,
+    Witness,
 };
-use dnode::{NodeObjects, NodePlace};
+use dnode::{NodeObjects, NodePlace, PoolSigner};
 use engine::config::PoolConfig;
 use engine::data_stores::{
     DataStoreStatus, DataStores, DataStoresAsked, DataStoresStatus, FRAGMENTS, OpenDataStores,
@@ -98,7 +100,8 @@ impl ConfiguredStores {
         let known = found.as_ref().map_or(&[][..], |list| &list.stores);
         let mut list = List { scheme: scheme.to_string(), stores: Vec::new() };
         let identities = self.settings.stores.iter().map(|settings| async move {
-            let place = self.open_place(asked, &settings.url, settings.env_prefix.as_deref())?;
+            let (place, _) =
+                self.open_place(asked, &settings.url, settings.env_prefix.as_deref())?;
             let identity = identity::read(&place).await;
             Ok::<_, Error>((settings, place, identity))
         });
@@ -230,6 +233,17 @@ async fn make(
     Ok(entry_of(settings, identity.number, &identity.id))
 }
 
+/// A data node that verifies fragments where they are.
+#[derive(Debug)]
+struct NodeVerifier(NodeObjects);
+
+#[async_trait]
+impl Verifier for NodeVerifier {
+    async fn verify(&self, path: &Path, bytes: u64) -> object_store::Result<Option<Bytes>> {
+        self.0.check(path, bytes).await
+    }
+}
+
 /// The way of an owner to change the list.
 #[derive(Debug)]
 struct ListWriter {
@@ -251,7 +265,7 @@ struct OpenedStores {
 }
 
 impl ConfiguredStores {
-    /// Opens the place of a data store, which must exist.
+    /// Opens the place of a data store, which must exist, and its part on another node if it has one.
     ///
     /// # Errors
     /// `Invalid` for a URL that names none, and for a drive of a data node if the directory belongs to no cluster, or is
@@ -261,9 +275,10 @@ impl ConfiguredStores {
         asked: &DataStoresAsked<'_>,
         url: &str,
         env_prefix: Option<&str>,
-    ) -> Result<Store> {
+    ) -> Result<(Store, Option<NodeObjects>)> {
         if let Some(drive) = DriveUrl::parse(url)? {
-            return self.open_drive(asked, url, drive);
+            let objects = self.open_drive(asked, url, drive)?;
+            return Ok((Store::from_objects(url, Arc::new(objects.clone())), Some(objects)));
         }
         // Other stores have what this one does not send in time.
         let options = StoreOptions {
@@ -272,10 +287,15 @@ impl ConfiguredStores {
             bulk_retry_timeout: Duration::from_secs(10),
             ..StoreOptions::default()
         };
-        Store::await_as(url, &options, env_prefix)
+        Ok((Store::await_as(url, &options, env_prefix)?, None))
     }
 
-    fn open_drive(&self, asked: &DataStoresAsked<'_>, url: &str, drive: DriveUrl) -> Result<Store> {
+    fn open_drive(
+        &self,
+        asked: &DataStoresAsked<'_>,
+        url: &str,
+        drive: DriveUrl,
+    ) -> Result<NodeObjects> {
         let invalid = |why: String| {
             Err(Error::new(ErrorKind::Invalid, format!("open data stores: {url}: {why}")))
         };
@@ -292,8 +312,9 @@ impl ConfiguredStores {
             return invalid(what.to_owned());
         }
         let (pool, lineage, owner) = (asked.pool, asked.lineage, asked.writer);
-        let place = NodePlace { node, drive, pool, lineage, owner };
-        Ok(Store::from_objects(url, Arc::new(NodeObjects::new(cluster, place))))
+        let signer = PoolSigner::new(asked.key, lineage);
+        let place = NodePlace { node, drive, pool, lineage, owner, signer };
+        Ok(NodeObjects::new(cluster, place))
     }
 
     fn open_stores(
@@ -305,11 +326,15 @@ impl ConfiguredStores {
         let scheme = list.scheme()?;
         let (mut stores, mut places) = (Vec::new(), Vec::new());
         for entry in &list.stores {
-            let place = self.open_place(asked, &entry.url, entry.env_prefix.as_deref())?;
+            let (place, nodes) = self.open_place(asked, &entry.url, entry.env_prefix.as_deref())?;
             let lasts = if place.local_dir().is_some() { Duration::ZERO } else { BUCKET_LOOK };
             let identity = Identity::of(asked.pool, asked.lineage, entry);
             let witness = Witness { path: identity::PATH.into(), bytes: identity.encode()?, lasts };
             let store = ObjectFragments::new(place.bulk(), witness, asked.clock.clone());
+            let store = match nodes {
+                Some(objects) => store.with_verifier(Arc::new(NodeVerifier(objects))),
+                None => store,
+            };
             let info = StoreInfo {
                 id: StoreId(entry.number),
                 domain: entry.domain.clone(),

@@ -10,6 +10,7 @@
 mod wire;
 
 use crate::messages::{Answer, Listed, Open, PATH_BYTES_MAX, Refusal, Request, VERSION};
+use crate::proof::PoolSigner;
 use async_trait::async_trait;
 use block::Epoch;
 use bytes::Bytes;
@@ -38,7 +39,7 @@ const FRAGMENTS: &str = "fragments/";
 const LIST_MAX: Duration = Duration::from_secs(60);
 
 /// The folder of a pool on a drive of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct NodePlace {
     /// Name or id of the node.
     pub node: String,
@@ -50,6 +51,8 @@ pub struct NodePlace {
     pub lineage: Uuid,
     /// Epoch of the owner that writes; absent for a command that only reads.
     pub owner: Option<Epoch>,
+    /// Proves that the sender has the key of the pool.
+    pub signer: PoolSigner,
 }
 
 /// A folder on another node, as an object store. Clones share their connections.
@@ -99,16 +102,15 @@ fn find(cluster: &Cluster, name: &str) -> Result<NodeId> {
 }
 
 impl Shared {
-    /// Connects to the node and opens the folder.
-    async fn connect(&self) -> Result<Connection> {
+    /// Connects to the node. Returns the connection and the request that opens the folder.
+    async fn connect(&self) -> Result<(Connection, Request)> {
         let node = find(&self.cluster, &self.place.node)?;
         let connected = self.cluster.connect(node, Service::Data, Some(self.place.pool)).await;
-        connected.map_err(|error| away(error.chain()))
-    }
-
-    fn open(&self) -> Request {
-        let NodePlace { drive, lineage, owner, .. } = self.place.clone();
-        Request::Open(Open { version: VERSION, owner, lineage, drive })
+        let connection = connected.map_err(|error| away(error.chain()))?;
+        let NodePlace { drive, lineage, owner, signer, .. } = self.place.clone();
+        let open = Open { version: VERSION, owner, lineage, drive };
+        let proof = signer.prove(&open, self.cluster.node_id(), node);
+        Ok((connection, Request::Open(open, proof)))
     }
 
     /// Sends a request with these bytes behind it, and waits for the answer.
@@ -122,8 +124,8 @@ impl Shared {
         let (kind, mut parts) = request.encode();
         parts.extend(rest);
         let connect = || async {
-            let connection = self.connect().await?;
-            wire::Wire::open(connection, &self.open()).await
+            let (connection, open) = self.connect().await?;
+            wire::Wire::open(connection, &open).await
         };
         lane.ask(connect, (kind, parts), bytes).await
     }
@@ -177,10 +179,22 @@ impl NodeObjects {
         Ok(found(path, size, range.start..end, bytes))
     }
 
+    /// Lets the node verify all of a fragment of about this many bytes. Returns its header; `None` if it is damaged.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not stored; any other error means that the node did not say.
+    pub async fn check(&self, path: &Path, bytes: u64) -> Result<Option<Bytes>> {
+        let (shared, request) = (&self.0, Request::Check(checked(path)?));
+        match shared.ask(&shared.large, &request, Vec::new(), bytes).await? {
+            Answer::Checked(header) => Ok((!header.is_empty()).then_some(header)),
+            other => Err(odd(path, other)),
+        }
+    }
+
     /// Lists over a connection of its own: its end is the end of the listing.
     async fn begin_list(&self, prefix: String) -> Result<wire::Listing> {
-        let connection = self.0.connect().await?;
-        wire::Listing::begin(connection, &self.0.open(), &Request::List(prefix)).await
+        let (connection, open) = self.0.connect().await?;
+        wire::Listing::begin(connection, &open, &Request::List(prefix)).await
     }
 }
 

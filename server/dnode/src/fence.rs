@@ -1,11 +1,14 @@
-//! The fence of a pool's folder: the newest epoch whose owner has come, on stable storage.
+//! The fence of a pool's folder: the newest epoch whose owner has come and the key of the pool, on stable storage.
 //!
 //! Invariants:
 //! - An epoch counts once it is on stable storage, and never falls, also over restarts of the node.
+//! - The key is that of the first owner, and never changes.
 //! - A later epoch waits for the changes of an earlier one that are under way; after that, none of them begins. Only an
 //!   absence of the drive ends the wait: what was opened before it is void.
 
+use crate::messages::KEY_BYTES;
 use crate::seeded_bugs::seeded_bugs;
+use block::hex::{from_hex, to_hex};
 use block::{Epoch, Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -21,19 +24,29 @@ const VERSION: u32 = 1;
 struct Document {
     version: u32,
     epoch: u64,
+    /// Public key of the pool, as hexadecimal digits.
+    key: String,
+}
+
+/// The owner that has come, and the key of the pool.
+#[derive(Clone, Copy, Debug, Default)]
+struct Owner {
+    epoch: Epoch,
+    /// Absent while no owner has come.
+    key: Option<[u8; KEY_BYTES]>,
 }
 
 /// The fence of a folder.
 #[derive(Debug)]
 pub(crate) struct Fence {
     path: PathBuf,
-    newest: Arc<RwLock<Epoch>>,
+    newest: Arc<RwLock<Owner>>,
 }
 
 /// Keeps a later owner from coming while a change is under way.
 #[derive(Debug)]
 pub(crate) struct Passed {
-    _newest: Option<OwnedRwLockReadGuard<Epoch>>,
+    _newest: Option<OwnedRwLockReadGuard<Owner>>,
 }
 
 impl Fence {
@@ -52,36 +65,59 @@ impl Fence {
                     let what = format!("{}: it is of another version: update spindle", doing());
                     return Err(Error::new(ErrorKind::Unsupported, what));
                 }
-                Epoch(document.epoch)
+                let key = from_hex(&document.key).ok_or_else(|| {
+                    Error::new(ErrorKind::Corrupt, format!("{}: its key is none", doing()))
+                })?;
+                Owner { epoch: Epoch(document.epoch), key: Some(key) }
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Epoch(0),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Owner::default(),
             Err(error) => return Err(Error::with_source(ErrorKind::Io, doing(), error)),
         };
         Ok(Fence { path, newest: Arc::new(RwLock::new(newest)) })
     }
 
-    /// Lets the owner of `epoch` in, and shuts earlier ones out.
+    /// Lets a reader in who has proven this key.
     ///
     /// # Errors
-    /// `Fenced` if a later one has come; `Io` if the disk did not take the epoch, which then does not count.
-    pub(crate) async fn enter(&self, epoch: Epoch) -> Result<()> {
-        if *self.newest.read().await == epoch {
-            return Ok(());
+    /// `Denied` if it is not the key of the pool; `Unavailable` if no owner has come yet.
+    pub(crate) async fn admit(&self, key: &[u8; KEY_BYTES]) -> Result<()> {
+        let newest = self.newest.read().await;
+        match newest.key {
+            Some(_) => newest.check_key(key),
+            None => {
+                Err(Error::new(ErrorKind::Unavailable, "no owner of the pool has used the folder"))
+            }
+        }
+    }
+
+    /// Lets the owner of `epoch` in, who has proven this key, and shuts earlier ones out.
+    ///
+    /// # Errors
+    /// `Denied` if it is not the key of the pool; `Fenced` if a later owner has come; `Io` if the disk did not take the
+    /// epoch, which then does not count.
+    pub(crate) async fn enter(&self, epoch: Epoch, key: [u8; KEY_BYTES]) -> Result<()> {
+        {
+            let newest = self.newest.read().await;
+            newest.check_key(&key)?;
+            if newest.epoch == epoch && newest.key.is_some() {
+                return Ok(());
+            }
         }
         if seeded_bugs().fence_early && self.newest.try_write().is_err() {
             return Ok(());
         }
         let mut newest = Arc::clone(&self.newest).write_owned().await;
-        check(*newest, epoch)?;
+        newest.check_key(&key)?;
+        check(newest.epoch, epoch)?;
         let path = self.path.clone();
         // The lock is held until the disk has answered, even if the request is given up meanwhile.
         let written = tokio::task::spawn_blocking(move || {
-            let document = Document { version: VERSION, epoch: epoch.0 };
-            let text = serde_json::to_string(&document).expect("two numbers are JSON") + "\n";
+            let document = Document { version: VERSION, epoch: epoch.0, key: to_hex(&key) };
+            let text = serde_json::to_string(&document).expect("numbers and text are JSON") + "\n";
             if !seeded_bugs().fence_forgotten {
                 block::durable_file::write_durably(&path, text.as_bytes(), 0o600)?;
             }
-            *newest = epoch;
+            *newest = Owner { epoch, key: Some(key) };
             Ok(())
         });
         written
@@ -98,8 +134,21 @@ impl Fence {
             return Ok(Passed { _newest: None });
         }
         let newest = Arc::clone(&self.newest).read_owned().await;
-        check(*newest, epoch)?;
+        check(newest.epoch, epoch)?;
         Ok(Passed { _newest: Some(newest) })
+    }
+}
+
+impl Owner {
+    /// Checks that this is the key of the pool, or that no owner has come.
+    fn check_key(&self, key: &[u8; KEY_BYTES]) -> Result<()> {
+        match self.key.is_none_or(|known| known == *key) || seeded_bugs().key_unchecked {
+            true => Ok(()),
+            false => Err(Error::new(
+                ErrorKind::Denied,
+                "the folder belongs to a pool with another key than the one of whoever asks",
+            )),
+        }
     }
 }
 
@@ -120,32 +169,54 @@ mod tests {
     use std::time::Duration;
     use tokio::time::timeout;
 
+    const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
+
     #[tokio::test]
     async fn epoch_is_kept_over_restarts_and_never_falls() {
         let dir = tempfile::tempdir().unwrap();
         let fence = Fence::open(dir.path()).unwrap();
-        fence.enter(Epoch(3)).await.unwrap();
-        fence.enter(Epoch(3)).await.unwrap();
+        fence.enter(Epoch(3), KEY).await.unwrap();
+        fence.enter(Epoch(3), KEY).await.unwrap();
         drop(fence.pass(Epoch(3)).await.unwrap());
-        fence.enter(Epoch(5)).await.unwrap();
+        fence.enter(Epoch(5), KEY).await.unwrap();
         assert_eq!(fence.pass(Epoch(3)).await.unwrap_err().kind(), ErrorKind::Fenced);
         let again = Fence::open(dir.path()).unwrap();
-        assert_eq!(again.enter(Epoch(4)).await.unwrap_err().kind(), ErrorKind::Fenced);
-        again.enter(Epoch(5)).await.unwrap();
-        std::fs::write(dir.path().join(FILE), "{}").unwrap();
-        assert_eq!(Fence::open(dir.path()).unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(again.enter(Epoch(4), KEY).await.unwrap_err().kind(), ErrorKind::Fenced);
+        again.enter(Epoch(5), KEY).await.unwrap();
+        for damaged in ["{}", r#"{"version":1,"epoch":5,"key":"77"}"#] {
+            std::fs::write(dir.path().join(FILE), damaged).unwrap();
+            assert_eq!(Fence::open(dir.path()).unwrap_err().kind(), ErrorKind::Corrupt);
+        }
+    }
+
+    #[tokio::test]
+    async fn key_of_the_first_owner_is_that_of_the_folder_for_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let fence = Fence::open(dir.path()).unwrap();
+        assert_eq!(fence.admit(&KEY).await.unwrap_err().kind(), ErrorKind::Unavailable);
+        fence.enter(Epoch(0), KEY).await.unwrap();
+        for fence in [fence, Fence::open(dir.path()).unwrap()] {
+            fence.admit(&KEY).await.unwrap();
+            let other = [8; KEY_BYTES];
+            assert_eq!(fence.admit(&other).await.unwrap_err().kind(), ErrorKind::Denied);
+            for epoch in [Epoch(0), Epoch(9)] {
+                let refused = fence.enter(epoch, other).await.unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::Denied);
+            }
+            drop(fence.pass(Epoch(0)).await.unwrap());
+        }
     }
 
     #[tokio::test(start_paused = true)]
     async fn later_owner_waits_for_changes_under_way() {
         let dir = tempfile::tempdir().unwrap();
         let fence = Fence::open(dir.path()).unwrap();
-        fence.enter(Epoch(1)).await.unwrap();
+        fence.enter(Epoch(1), KEY).await.unwrap();
         let passed = fence.pass(Epoch(1)).await.unwrap();
-        let entering = timeout(Duration::from_secs(60), fence.enter(Epoch(2))).await;
+        let entering = timeout(Duration::from_secs(60), fence.enter(Epoch(2), KEY)).await;
         assert!(entering.is_err(), "a change of the earlier owner is under way");
         drop(passed);
-        fence.enter(Epoch(2)).await.unwrap();
+        fence.enter(Epoch(2), KEY).await.unwrap();
         assert!(fence.pass(Epoch(1)).await.is_err());
     }
 
@@ -153,9 +224,9 @@ mod tests {
     async fn epoch_that_the_disk_did_not_take_does_not_count() {
         let dir = tempfile::tempdir().unwrap();
         let fence = Fence::open(dir.path()).unwrap();
-        fence.enter(Epoch(1)).await.unwrap();
+        fence.enter(Epoch(1), KEY).await.unwrap();
         std::fs::remove_dir_all(dir.path()).unwrap();
-        assert_eq!(fence.enter(Epoch(2)).await.unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(fence.enter(Epoch(2), KEY).await.unwrap_err().kind(), ErrorKind::Io);
         drop(fence.pass(Epoch(1)).await.unwrap());
     }
 }

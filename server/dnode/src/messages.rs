@@ -11,6 +11,7 @@
 use block::Epoch;
 use block::units::{array_at, u16_at, u64_at};
 use bytes::{BufMut, Bytes, BytesMut};
+use erasure::fragment::HEADER_BYTES;
 use std::ops::Range;
 use uuid::Uuid;
 
@@ -27,7 +28,7 @@ const TEXT_BYTES_MAX: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// The first one of a connection.
-    Open(Open),
+    Open(Open, Proof),
     /// Create an object, whose bytes are the rest of the body, and put it on stable storage.
     Put(String, Bytes),
     /// Read a range. It may end behind the object.
@@ -36,6 +37,8 @@ pub enum Request {
     Size(String),
     /// Delete.
     Delete(String),
+    /// Verify the checksums of a fragment.
+    Check(String),
     /// List the objects below a folder; with an empty path, all. The last request of its connection.
     List(String),
 }
@@ -51,6 +54,20 @@ pub struct Open {
     pub lineage: Uuid,
     /// Name of the drive; empty for the only one.
     pub drive: String,
+}
+
+/// Bytes of a public key. Source: RFC 8032, section 5.1.5.
+pub const KEY_BYTES: usize = 32;
+/// Bytes of a signature. Source: RFC 8032, section 5.1.6.
+pub const SIGNATURE_BYTES: usize = 64;
+
+/// The proof that whoever opens a folder has the key of its pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proof {
+    /// Public key of the pool.
+    pub key: [u8; KEY_BYTES],
+    /// The signature by it.
+    pub signature: [u8; SIGNATURE_BYTES],
 }
 
 /// An object in a listing.
@@ -71,6 +88,8 @@ pub enum Answer {
     Read(u64, Bytes),
     /// The size of the object.
     Size(u64),
+    /// The header of a fragment all of which verifies; empty for another one.
+    Checked(Bytes),
     /// A part of a listing, and whether another one follows.
     Listed(Vec<Listed>, bool),
     /// The request was not carried out, and why.
@@ -92,12 +111,14 @@ pub enum Refusal {
     Unavailable = 5,
     /// The request is not understood.
     Invalid = 6,
+    /// The sender has not proven that it has the key of the pool.
+    Denied = 7,
 }
 
 impl Refusal {
     fn from_number(number: u8) -> Option<Refusal> {
-        use Refusal::{Exists, Fenced, Full, Invalid, NotFound, Unavailable};
-        let all = [NotFound, Exists, Fenced, Full, Unavailable, Invalid];
+        use Refusal::{Denied, Exists, Fenced, Full, Invalid, NotFound, Unavailable};
+        let all = [NotFound, Exists, Fenced, Full, Unavailable, Invalid, Denied];
         all.into_iter().find(|refusal| *refusal as u8 == number)
     }
 }
@@ -109,15 +130,17 @@ mod kind {
     pub(super) const SIZE: u8 = 4;
     pub(super) const DELETE: u8 = 5;
     pub(super) const LIST: u8 = 6;
+    pub(super) const CHECK: u8 = 7;
     pub(super) const DONE: u8 = 0x81;
     pub(super) const BYTES: u8 = 0x82;
     pub(super) const SIZED: u8 = 0x83;
     pub(super) const LISTED: u8 = 0x84;
     pub(super) const REFUSED: u8 = 0x85;
+    pub(super) const CHECKED: u8 = 0x86;
 }
 
 /// Bytes of an open before the name of the drive.
-const OPEN_BYTES: usize = 2 + 1 + 8 + 16;
+const OPEN_BYTES: usize = 2 + 1 + 8 + 16 + KEY_BYTES + SIGNATURE_BYTES;
 
 fn text_of(bytes: &[u8], max: usize) -> Option<String> {
     (bytes.len() <= max).then(|| std::str::from_utf8(bytes).ok().map(str::to_owned)).flatten()
@@ -129,11 +152,13 @@ impl Request {
     pub fn encode(&self) -> (u8, Vec<Bytes>) {
         let mut body = BytesMut::new();
         let kind = match self {
-            Request::Open(Open { version, owner, lineage, drive }) => {
+            Request::Open(Open { version, owner, lineage, drive }, Proof { key, signature }) => {
                 body.put_u16_le(*version);
                 body.put_u8(u8::from(owner.is_some()));
                 body.put_u64_le(owner.map_or(0, |epoch| epoch.0));
                 body.put_slice(lineage.as_bytes());
+                body.put_slice(key);
+                body.put_slice(signature);
                 body.put_slice(drive.as_bytes());
                 kind::OPEN
             }
@@ -161,6 +186,10 @@ impl Request {
                 body.put_slice(path.as_bytes());
                 kind::LIST
             }
+            Request::Check(path) => {
+                body.put_slice(path.as_bytes());
+                kind::CHECK
+            }
         };
         (kind, vec![body.freeze()])
     }
@@ -176,12 +205,14 @@ impl Request {
                     (1, epoch) => Some(epoch),
                     _ => return None,
                 };
-                Request::Open(Open {
+                let open = Open {
                     version: u16_at(body, 0)?,
                     owner,
                     lineage: Uuid::from_bytes(array_at(body, 11)?),
                     drive: path(body.get(OPEN_BYTES..)?)?,
-                })
+                };
+                let (key, signature) = (array_at(body, 27)?, array_at(body, 59)?);
+                Request::Open(open, Proof { key, signature })
             }
             kind::PUT => {
                 let end = usize::from(u16_at(body, 0)?).checked_add(2)?;
@@ -195,6 +226,7 @@ impl Request {
             kind::SIZE => Request::Size(path(body)?),
             kind::DELETE => Request::Delete(path(body)?),
             kind::LIST => Request::List(path(body)?),
+            kind::CHECK => Request::Check(path(body)?),
             _ => return None,
         })
     }
@@ -215,6 +247,7 @@ impl Answer {
                 body.put_u64_le(*bytes);
                 kind::SIZED
             }
+            Answer::Checked(header) => return (kind::CHECKED, vec![header.clone()]),
             Answer::Listed(objects, has_more) => {
                 body.put_u8(u8::from(*has_more));
                 for Listed { path, bytes } in objects {
@@ -241,6 +274,10 @@ impl Answer {
             kind::DONE => body.is_empty().then_some(Answer::Done)?,
             kind::BYTES => Answer::Read(u64_at(body, 0)?, body.slice(8..)),
             kind::SIZED => Answer::Size((body.len() == 8).then(|| u64_at(body, 0)).flatten()?),
+            kind::CHECKED => {
+                let is_whole = body.is_empty() || body.len() == HEADER_BYTES;
+                is_whole.then(|| Answer::Checked(body.clone()))?
+            }
             kind::LISTED => {
                 let (has_more, mut rest) = body.split_first().filter(|(more, _)| **more < 2)?;
                 let mut objects = Vec::new();

@@ -1,16 +1,18 @@
 //! The service of this node to owners of pools: carries out their requests on its drives.
 //!
 //! Invariants:
-//! - Any admitted node may send; the cluster has verified it.
+//! - Only a node that has proven that it has the key of a pool reaches the folder of that pool.
 //! - A change begins only while its owner is the newest, and a later owner waits for its end. It ends on the
 //!   disk whatever becomes of its connection.
 //! - A connection has at most [`REQUEST_COUNT_MAX`] requests under way, whose answers wait for a peer that reads
 //!   slowly: it holds up itself only.
 
+use crate::check;
 use crate::drive::{Drive, Drives, Folder, is_changeable};
 use crate::messages::{
-    Answer, LISTED_MAX, Listed, Open, PATH_BYTES_MAX, Refusal, Request, VERSION,
+    Answer, LISTED_MAX, Listed, Open, PATH_BYTES_MAX, Proof, Refusal, Request, VERSION,
 };
+use crate::proof;
 use async_trait::async_trait;
 use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
@@ -44,6 +46,8 @@ const PLACE_MAX: Duration = Duration::from_secs(20);
 /// Serves the drives of this node.
 #[derive(Debug)]
 pub struct DataService {
+    /// This node.
+    node: NodeId,
     drives: Arc<Drives>,
 }
 
@@ -60,32 +64,37 @@ struct Opened {
 impl DataService {
     /// Registers the service with the cluster.
     pub fn register(cluster: &Cluster, drives: Arc<Drives>) {
-        cluster.register(Service::Data, Arc::new(DataService { drives }));
+        cluster.register(Service::Data, Arc::new(DataService { node: cluster.node_id(), drives }));
     }
 
-    async fn open(&self, open: Open) -> Result<Opened> {
-        let Open { version, owner, lineage, drive } = open;
-        if version != VERSION {
-            let what =
-                format!("this node speaks version {VERSION} of these messages, and not {version}");
+    async fn open(&self, open: Open, proof: Proof, peer: NodeId) -> Result<Opened> {
+        if open.version != VERSION {
+            let what = format!(
+                "this node speaks version {VERSION} of these messages, and not {}",
+                open.version
+            );
             return Err(Error::new(ErrorKind::Unsupported, what));
         }
+        proof::check(&proof, &open, peer, self.node)?;
+        let Open { version: _, owner, lineage, drive } = open;
         let drive = Arc::clone(self.drives.find(&drive)?);
         let (folder, absences) = drive.folder(lineage, owner.is_some()).await?;
-        if let Some(epoch) = owner {
-            folder.fence.enter(epoch).await?;
+        match owner {
+            Some(epoch) => folder.fence.enter(epoch, proof.key).await?,
+            None => folder.fence.admit(&proof.key).await?,
         }
         Ok(Opened { drive, folder, owner, absences })
     }
 
     async fn converse(&self, connection: Connection) -> Result<()> {
+        let peer = connection.peer();
         let (mut reader, mut writer) = connection.into_frames();
         let first = timeout(FIRST_MAX, reader.read()).await.map_err(|_| late("first message"))?;
         let Some(Frame { kind, request, payload }) = first? else { return Ok(()) };
-        let Some(Request::Open(open)) = Request::decode(kind, &payload) else {
+        let Some(Request::Open(open, proof)) = Request::decode(kind, &payload) else {
             return Err(Error::new(ErrorKind::Corrupt, "the first message opens nothing"));
         };
-        let opening = timeout(PLACE_MAX, self.open(open)).await;
+        let opening = timeout(PLACE_MAX, self.open(open, proof, peer)).await;
         let opened = match opening.unwrap_or_else(|_| Err(late("drive"))) {
             Ok(opened) => opened,
             Err(error) => {
@@ -200,13 +209,14 @@ impl Opened {
             Err(error) => return Some(refused(&error)),
         };
         let answer = match request {
-            Request::Open(_) | Request::List(_) => {
+            Request::Open(..) | Request::List(_) => {
                 Err(Error::new(ErrorKind::Invalid, "the request is out of place"))
             }
             Request::Put(path, bytes) => self.put(&path, bytes).await,
             Request::Read(path, range) => self.read(&path, range).await,
             Request::Size(path) => self.size(&path).await,
             Request::Delete(path) => self.delete(&path).await,
+            Request::Check(path) => self.check(&path).await,
         };
         Some(answer.unwrap_or_else(|error| refused(&error)))
     }
@@ -330,6 +340,12 @@ impl Opened {
         })
     }
 
+    async fn check(&self, path: &str) -> Result<Answer> {
+        let path = self.look(path).await?;
+        let checked = check::check(&*self.folder.objects, &path).await;
+        self.judge(&path, checked).map(|header| Answer::Checked(header.unwrap_or_default()))
+    }
+
     async fn list(
         &self,
         path: &str,
@@ -415,6 +431,7 @@ fn refused(error: &Error) -> Answer {
         ErrorKind::Busy => Refusal::Exists,
         ErrorKind::Fenced => Refusal::Fenced,
         ErrorKind::Full => Refusal::Full,
+        ErrorKind::Denied => Refusal::Denied,
         ErrorKind::Invalid | ErrorKind::Unsupported => Refusal::Invalid,
         _ => Refusal::Unavailable,
     };

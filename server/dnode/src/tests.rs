@@ -3,8 +3,11 @@
 use super::*;
 use block::Epoch;
 use block::env::{SystemClock, SystemRandom};
+use block::seal::PoolKey;
 use bytes::Bytes;
 use cluster::{Cluster, Environment, NewNode};
+use erasure::fragment::{FragmentHeader, FragmentOwner};
+use erasure::{Cuts, Scheme};
 use futures::TryStreamExt;
 use object_store::path::Path as ObjectPath;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
@@ -107,13 +110,10 @@ impl World {
     }
 
     fn objects(&self, drive: &str, owner: Option<u64>) -> NodeObjects {
-        let place = NodePlace {
-            node: "d1".to_owned(),
-            drive: drive.to_owned(),
-            pool: POOL,
-            lineage: POOL,
-            owner: owner.map(Epoch),
-        };
+        self.objects_at(place(drive, owner))
+    }
+
+    fn objects_at(&self, place: NodePlace) -> NodeObjects {
         NodeObjects::new(self.owner.clone(), place)
     }
 
@@ -126,6 +126,22 @@ impl World {
             }
         }
         found
+    }
+}
+
+fn signer(key: u8) -> PoolSigner {
+    PoolSigner::new(&PoolKey::new([key; 32]), POOL)
+}
+
+/// The folder of the pool on a drive of the node, for the owner of this epoch.
+fn place(drive: &str, owner: Option<u64>) -> NodePlace {
+    NodePlace {
+        node: "d1".to_owned(),
+        drive: drive.to_owned(),
+        pool: POOL,
+        lineage: POOL,
+        owner: owner.map(Epoch),
+        signer: signer(7),
     }
 }
 
@@ -279,14 +295,8 @@ async fn unmounted_drive_is_away_and_is_not_written() {
     refused(create(&first, &path("b"), &bytes(100)).await, "is not there");
     refused(first.get(&path("a")).await, "is not there");
     refused(world.objects("nvme0", Some(1)).get(&path("a")).await, "may not be mounted");
-    let other = NodePlace {
-        node: "d1".to_owned(),
-        drive: "nvme0".to_owned(),
-        pool: POOL,
-        lineage: Uuid::from_u128(8),
-        owner: Some(Epoch(1)),
-    };
-    let other = NodeObjects::new(world.owner.clone(), other);
+    let other = NodePlace { lineage: Uuid::from_u128(8), ..place("nvme0", Some(1)) };
+    let other = world.objects_at(other);
     refused(create(&other, &path("b"), &bytes(100)).await, "may not be mounted");
     assert_eq!(world.files(0), Vec::<PathBuf>::new(), "nothing is written at the mount point");
     create(&second, &path("b"), &bytes(100)).await.unwrap();
@@ -489,16 +499,71 @@ async fn node_that_ends_is_away_and_heals() {
         }
     });
     healed.await.expect("it is asked again");
-    let unknown = NodePlace {
-        node: "d9".to_owned(),
-        drive: String::new(),
-        pool: POOL,
-        lineage: POOL,
-        owner: None,
-    };
-    let unknown = NodeObjects::new(world.owner.clone(), unknown);
+    let unknown = world.objects_at(NodePlace { node: "d9".to_owned(), ..place("", None) });
     refused(unknown.get(&path("a")).await, "has no node d9");
     refused(world.objects("nvme7", None).get(&path("a")).await, "has no drive nvme7; it has nvme0");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn folder_is_served_to_the_key_of_its_pool_only() {
+    let world = World::with_drives(1).await;
+    let owner = world.objects("", Some(1));
+    create(&owner, &path("a"), &bytes(100)).await.unwrap();
+    // Another node of the cluster has no key of the pool: it neither shuts the owner out, nor reads, nor deletes.
+    for epoch in [None, Some(1), Some(1000)] {
+        let thief = world.objects_at(NodePlace { signer: signer(8), ..place("", epoch) });
+        refused(thief.get(&path("a")).await, "another key");
+        refused(thief.delete(&path("a")).await, "another key");
+        refused(create(&thief, &path("b"), &bytes(100)).await, "another key");
+        refused(thief.list(None).try_collect::<Vec<_>>().await, "another key");
+    }
+    create(&owner, &path("b"), &bytes(100)).await.unwrap();
+    let reader = world.objects("", None);
+    assert_eq!(reader.get(&path("a")).await.unwrap().bytes().await.unwrap(), bytes(100));
+    // Another pool has a folder of its own on the same drive.
+    let other = NodePlace { lineage: Uuid::from_u128(8), signer: signer(8), ..place("", Some(1)) };
+    create(&world.objects_at(other), &path("a"), &bytes(10)).await.unwrap();
+}
+
+/// A fragment with a payload of this many bytes.
+fn fragment(payload_bytes: u32) -> Vec<u8> {
+    let scheme: Scheme = "1+1".parse().unwrap();
+    let owner = FragmentOwner { pool: [1; 16], segment: [2; 16], epoch: Epoch(1), number: 3 };
+    let cuts = Cuts::new(scheme, payload_bytes, &[]);
+    let header =
+        FragmentHeader { owner, scheme, index: 0, generation: 1, cuts, directory_bytes: 5 };
+    let payload = bytes(header.payload_bytes());
+    let trailer = header.trailer(&payload, b"names");
+    [&header.encode()[..], &payload, &trailer].concat()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fragment_is_verified_where_it_is() {
+    let world = World::with_drives(1).await;
+    let objects = world.objects("", Some(1));
+    let file = |name: &str| world.drive(0).join(POOL.to_string()).join(path(name).as_ref());
+    for size in [1, 4096, 3_000_000] {
+        let (name, whole) = (size.to_string(), fragment(size));
+        create(&objects, &path(&name), &whole.clone().into()).await.unwrap();
+        let check = || objects.check(&path(&name), whole.len() as u64);
+        assert_eq!(check().await.unwrap().unwrap(), whole[..256]);
+        // A flipped bit in the header, at both ends of the payload, in the directory and the checksums; a cut; more.
+        let payload_end = 256 + size as usize;
+        for at in [20, 256, payload_end - 1, payload_end + 2, whole.len() - 1] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            std::fs::write(file(&name), damaged).unwrap();
+            assert_eq!(check().await.unwrap(), None, "byte {at} of {}", whole.len());
+        }
+        for other in [&whole[..whole.len() - 1], &whole[..100], &[], &[&whole[..], b"x"].concat()] {
+            std::fs::write(file(&name), other).unwrap();
+            assert_eq!(check().await.unwrap(), None, "{} of {}", other.len(), whole.len());
+        }
+    }
+    let absent = objects.check(&path("absent"), 0).await;
+    assert!(matches!(absent, Err(Error::NotFound { .. })), "{absent:?}");
+    let drives = world.drives.lock().clone().unwrap();
+    assert_eq!(drives.states()[0].failure, None, "a damaged fragment is no failure of the drive");
 }
 
 async fn misused(world: &World, name: &str, dir: &Path) -> String {

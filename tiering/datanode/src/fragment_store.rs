@@ -79,6 +79,28 @@ pub enum ListedFragment {
     Foreign,
 }
 
+/// What a store says of a fragment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// All of it verifies; its header.
+    Whole(Bytes),
+    /// It is damaged.
+    Damaged,
+    /// The store verifies nothing: whoever asks has to read the fragment.
+    Unknown,
+}
+
+/// The part of a store that verifies fragments where they are.
+#[async_trait::async_trait]
+pub trait Verifier: fmt::Debug + Send + Sync {
+    /// Verifies all of the fragment at `path`, which has about this many bytes. Returns its header; `None` if it is
+    /// damaged.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not stored; any other error means that the store did not say.
+    async fn verify(&self, path: &Path, bytes: u64) -> Result<Option<Bytes>>;
+}
+
 /// A store of fragments; see the module. Any method may be called from any task at any time.
 #[async_trait::async_trait]
 pub trait FragmentStore: fmt::Debug + Send + Sync {
@@ -97,6 +119,12 @@ pub trait FragmentStore: fmt::Debug + Send + Sync {
 
     /// Returns the bytes stored.
     async fn size(&self, name: &FragmentName) -> Result<u64>;
+
+    /// Lets the store verify all of a fragment of about this many bytes itself.
+    ///
+    /// # Errors
+    /// Any but `NotFound` means that the store did not say.
+    async fn check(&self, name: &FragmentName, bytes: u64) -> Result<Check>;
 
     /// Deletes a fragment. It succeeds if there is none.
     async fn delete(&self, name: &FragmentName) -> Result<()>;
@@ -135,6 +163,7 @@ pub struct ObjectFragments {
     clock: Arc<dyn Clock>,
     /// When the witness was last seen.
     seen: Arc<Mutex<Option<Instant>>>,
+    verifier: Option<Arc<dyn Verifier>>,
 }
 
 impl ObjectFragments {
@@ -145,7 +174,14 @@ impl ObjectFragments {
         witness: Witness,
         clock: Arc<dyn Clock>,
     ) -> ObjectFragments {
-        ObjectFragments { store, witness: Arc::new(witness), clock, seen: Arc::default() }
+        let (witness, seen) = (Arc::new(witness), Arc::default());
+        ObjectFragments { store, witness, clock, seen, verifier: None }
+    }
+
+    /// Lets the store verify fragments itself.
+    #[must_use]
+    pub fn with_verifier(self, verifier: Arc<dyn Verifier>) -> ObjectFragments {
+        ObjectFragments { verifier: Some(verifier), ..self }
     }
 
     /// Looks at the witness, unless that was done a short while ago.
@@ -228,6 +264,12 @@ impl FragmentStore for ObjectFragments {
     async fn size(&self, name: &FragmentName) -> Result<u64> {
         let size = self.store.head(&name.path()).await.map(|found| found.size);
         self.judge(size).await
+    }
+
+    async fn check(&self, name: &FragmentName, bytes: u64) -> Result<Check> {
+        let Some(verifier) = &self.verifier else { return Ok(Check::Unknown) };
+        let checked = self.judge(verifier.verify(&name.path(), bytes).await).await?;
+        Ok(checked.map_or(Check::Damaged, Check::Whole))
     }
 
     async fn delete(&self, name: &FragmentName) -> Result<()> {

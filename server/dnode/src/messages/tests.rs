@@ -16,9 +16,10 @@ fn path() -> String {
 fn requests() -> Vec<Request> {
     let lineage = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
     let open = Open { version: VERSION, owner: Some(Epoch(17)), lineage, drive: "nvme0".into() };
+    let proof = Proof { key: [5; KEY_BYTES], signature: [6; SIGNATURE_BYTES] };
     vec![
-        Request::Open(open.clone()),
-        Request::Open(Open { owner: None, drive: String::new(), ..open }),
+        Request::Open(open.clone(), proof.clone()),
+        Request::Open(Open { owner: None, drive: String::new(), ..open }, proof),
         Request::Put(path(), Bytes::from_static(b"fragment")),
         Request::Put(path(), Bytes::new()),
         Request::Read(path(), 256..4352),
@@ -26,6 +27,7 @@ fn requests() -> Vec<Request> {
         Request::Delete(path()),
         Request::List("fragments".to_owned()),
         Request::List(String::new()),
+        Request::Check(path()),
     ]
 }
 
@@ -36,9 +38,12 @@ fn answers() -> Vec<Answer> {
         Answer::Read(9000, Bytes::from_static(b"range")),
         Answer::Read(0, Bytes::new()),
         Answer::Size(77),
+        Answer::Checked(Bytes::new()),
+        Answer::Checked(Bytes::from_static(&[9; HEADER_BYTES])),
         Answer::Listed(Vec::new(), false),
         Answer::Listed(vec![listed(9), listed(10)], true),
         Answer::Refused(Refusal::NotFound, String::new()),
+        Answer::Refused(Refusal::Denied, String::new()),
         Answer::Refused(Refusal::Fenced, "a later owner has come".to_owned()),
     ]
 }
