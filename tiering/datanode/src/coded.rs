@@ -13,6 +13,7 @@ mod image;
 mod member;
 mod reading;
 mod rebuilding;
+mod writing;
 
 use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment};
 use crate::placing::{StoreId, StoreInfo, candidates};
@@ -116,6 +117,8 @@ pub struct CodedCounts {
     pub written_bytes: u64,
     /// Fragments for which no store was left.
     pub missing_writes: u64,
+    /// Fragments that another store was asked to take, too, because one was late.
+    pub hedged_writes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -126,6 +129,7 @@ struct Counters {
     writes: AtomicU64,
     written_bytes: AtomicU64,
     missing_writes: AtomicU64,
+    hedged_writes: AtomicU64,
 }
 
 /// Segments in fragments; see the module.
@@ -138,6 +142,7 @@ pub struct CodedSegments {
     objects: ObjectSegments,
     conditions: Conditions,
     debt_after: Duration,
+    clock: Arc<dyn Clock>,
     patterns: Mutex<HashMap<PatternKey, Arc<Pattern>>>,
     counters: Counters,
 }
@@ -158,6 +163,7 @@ impl CodedSegments {
             objects,
             conditions,
             debt_after,
+            clock,
             patterns: Mutex::default(),
             counters: Counters::default(),
         }
@@ -223,6 +229,7 @@ impl CodedSegments {
             writes: load(&self.counters.writes),
             written_bytes: load(&self.counters.written_bytes),
             missing_writes: load(&self.counters.missing_writes),
+            hedged_writes: load(&self.counters.hedged_writes),
         }
     }
 
@@ -299,50 +306,9 @@ impl CodedSegments {
         let image = coding.await.map_err(|cause| Error::JoinError { source: cause })??;
         // What is read now must survive a later loss, if the scheme can make it so.
         let count_min = image.scheme.data() + (image.scheme.parity() - 1).min(1);
-        let mut free = self.candidates(&info.id, count_min).into_iter();
-        let count = image.fragments.len();
-        let mut stores = vec![Fragments::NOWHERE; count];
-        let mut failure = None;
-        let mut writing = FuturesUnordered::new();
-        let begin = |index: usize, id: StoreId| {
-            let name = image.name(&info.name(), index);
-            let (member, parts) = (self.member(id.0), image.fragments[index].parts());
-            async move {
-                let written = match member {
-                    Some(member) => member.put(&name, parts).await,
-                    None => Err(unknown_store(id.0)),
-                };
-                (index, id, written)
-            }
-        };
-        for index in 0..count {
-            if let Some(id) = free.next() {
-                writing.push(begin(index, id));
-            }
-        }
-        while let Some((index, id, written)) = writing.next().await {
-            match written {
-                Ok(()) => {
-                    stores[index] = id.0;
-                    self.counters.writes.fetch_add(1, Ordering::Relaxed);
-                    let bytes = image.fragments[index].bytes();
-                    self.counters.written_bytes.fetch_add(bytes, Ordering::Relaxed);
-                }
-                Err(error) => {
-                    tracing::debug!(
-                        store = id.0,
-                        fragment = %image.name(&info.name(), index),
-                        error = %error,
-                        "could not write a fragment; another store gets it if there is one"
-                    );
-                    failure = Some(error);
-                    if let Some(id) = free.next() {
-                        writing.push(begin(index, id));
-                    }
-                }
-            }
-        }
-        drop(writing);
+        let count = image.scheme.fragments();
+        let free = self.candidates(&info.id, count_min);
+        let (stores, failure) = self.write_fragments(&image, &info.name(), free).await;
         let missing = stores.iter().filter(|store| **store == Fragments::NOWHERE).count();
         if count - missing < count_min
             || (missing > 0 && self.able_domains() >= count && !seeded_bugs().debt_at_once)

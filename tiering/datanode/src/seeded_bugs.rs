@@ -7,6 +7,8 @@ block::seeded_bugs! {
     domain_shared: "domain-shared",
     /// A fragment is taken for the wanted one whatever its header says.
     header_unchecked: "header-unchecked",
+    /// A write waits for a store however late it is.
+    late_store_awaited: "late-store-awaited",
     /// A directory without the store's identity counts as the store.
     witness_unchecked: "witness-unchecked",
 }

@@ -7,7 +7,7 @@
 
 use super::NamedStore;
 use super::health::{Health, Way};
-use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment};
+use crate::fragment_store::{Check, FragmentName, FragmentStore, ListedFragment};
 use crate::placing::StoreInfo;
 use block::env::Clock;
 use bytes::Bytes;
@@ -91,6 +91,12 @@ impl Member {
     pub(super) async fn read_whole(&self, name: &FragmentName, bytes: u64) -> Result<Bytes> {
         let (store, name) = (Arc::clone(&self.store), *name);
         self.noted(Way::Read, bytes, async move { store.read_whole(&name).await }).await
+    }
+
+    /// Lets the store verify a fragment of about this many bytes.
+    pub(super) async fn check(&self, name: &FragmentName, bytes: u64) -> Result<Check> {
+        let (store, name) = (Arc::clone(&self.store), *name);
+        self.noted(Way::Read, bytes, async move { store.check(&name, bytes).await }).await
     }
 
     pub(super) async fn size(&self, name: &FragmentName) -> Result<u64> {

@@ -3,7 +3,7 @@
 use super::health::Way;
 use super::image::{failed, failed_by};
 use super::{CodedSegments, PATTERNS_MAX, unknown_store};
-use crate::fragment_store::FragmentName;
+use crate::fragment_store::{Check, FragmentName};
 use crate::seeded_bugs::seeded_bugs;
 use bytes::Bytes;
 use erasure::fragment::{Checksums, FragmentHeader, HEADER_BYTES};
@@ -275,18 +275,37 @@ impl CodedSegments {
         }
     }
 
+    /// Whether the store of a fragment has verified all of it, and has that one. False too if it does not say.
+    pub(super) async fn is_checked(&self, coded: &Coded, index: usize) -> bool {
+        let Some(member) = self.member(coded.fragments.places[index].store) else { return false };
+        let bytes = coded.payload_bytes(index) as u64;
+        match member.check(&coded.fragment(index), bytes).await {
+            Ok(Check::Whole(header)) => self.header_of(coded, index, &header).is_ok(),
+            Ok(Check::Damaged | Check::Unknown) | Err(_) => false,
+        }
+    }
+
     fn verified_header(
         &self,
         coded: &Coded,
         index: usize,
         whole: &Bytes,
     ) -> Result<FragmentHeader> {
-        let header = FragmentHeader::decode(whole).map_err(damaged)?;
+        let header = self.header_of(coded, index, whole)?;
+        match whole.len() == header.fragment_bytes() {
+            true => Ok(header),
+            false => Err(damaged("a fragment has another length than its header says")),
+        }
+    }
+
+    /// Reads the header at the beginning of `bytes`, which must be that of this fragment.
+    fn header_of(&self, coded: &Coded, index: usize, bytes: &Bytes) -> Result<FragmentHeader> {
+        let header = FragmentHeader::decode(bytes).map_err(damaged)?;
         let place = u8::try_from(index).expect("a scheme has few fragments");
         let owner = self.owner(&coded.name);
         let is_it = header.is_of(&owner, place, coded.fragments.places[index].generation)
             && (header.scheme, &header.cuts) == (coded.scheme, &coded.cuts);
-        match (is_it || seeded_bugs().header_unchecked) && whole.len() == header.fragment_bytes() {
+        match is_it || seeded_bugs().header_unchecked {
             true => Ok(header),
             false => Err(damaged("a fragment is another one")),
         }

@@ -1,15 +1,19 @@
 //! Segments in fragments over stores in memory: losses, damage, stores that are away or hang.
 
 use super::*;
-use crate::{ObjectFragments, Witness};
+use crate::{ObjectFragments, Verifier, Witness};
 use block::Epoch;
 use block::env::{ManualClock, SystemRandom};
 use block::seal::{Algorithm, KEY_BYTES, PoolKey};
+use erasure::fragment::{FragmentHeader, HEADER_BYTES};
 use object_store::memory::InMemory;
+use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use std::time::Duration;
 use tiering::segment::{FrameAt, SegmentBuilder, SegmentNumber, SegmentSeed};
 use tiering::testing::{Answer, IllStore, Op, Rng, Rule};
+
+mod simulation;
 
 const DEBT_AFTER: Duration = Duration::from_secs(10);
 /// Time after which a store that is away counts as lost.
@@ -294,6 +298,34 @@ async fn store_that_fails_is_replaced_and_without_another_one_the_debt_is_record
     let again = world.put(&third).await;
     assert!(!fragments(&again).stores().any(|id| id == Fragments::NOWHERE));
     reads_right(&world, &stored, &sealed, &frames).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn fragment_of_a_store_that_is_late_goes_to_another_one() {
+    let world = world("4+2", 7).await;
+    let (sealed, frames) = segment(7, 40);
+    let late = world.coded.candidates(&sealed.info.id, 5)[2];
+    world.store(late.0).add(Rule { op: None, ..Rule::for_good(Op::Put, "", Answer::Hang) });
+    let in_time = tokio::time::timeout(Duration::from_secs(2), world.put(&sealed));
+    let stored = in_time.await.expect("another store takes the fragment");
+    assert!(fragments(&stored).stores().all(|id| id != late.0 && id != Fragments::NOWHERE));
+    assert_eq!(world.coded.counts().hedged_writes, 1);
+    let state = &world.coded.states()[late.0 as usize - 1];
+    assert!(state.failure.as_ref().is_some_and(|why| why.contains("is late")), "{state:?}");
+    // The next segment does not wait for it again.
+    let (second, _) = segment(8, 40);
+    let at_once = tokio::time::timeout(Duration::from_millis(1), world.put(&second));
+    let also = at_once.await.expect("the late store is not asked");
+    assert!(fragments(&also).stores().all(|id| id != late.0 && id != Fragments::NOWHERE));
+    reads_right(&world, &stored, &sealed, &frames).await;
+    // Without another store, it is waited for until it counts as one that fails.
+    let few = self::world("4+2", 6).await;
+    few.store(3).add(Rule { op: None, ..Rule::for_good(Op::Put, "", Answer::Hang) });
+    few.coded.put(&sealed).await.unwrap_err();
+    assert_eq!(few.coded.counts().hedged_writes, 0);
+    few.clock.advance(DEBT_AFTER);
+    let in_debt = few.put(&sealed).await;
+    assert!(fragments(&in_debt).stores().any(|id| id == Fragments::NOWHERE));
 }
 
 #[tokio::test(start_paused = true)]
@@ -626,6 +658,74 @@ async fn damaged_and_missing_fragments_are_found_by_their_checksums_and_made_ane
         reads_right(&world, &deep, &sealed, &frames).await;
         world.coded.delete(&Leftover::from(&deep)).await.expect("it deletes");
     }
+}
+
+/// A store that verifies fragments itself, as a data node does.
+#[derive(Debug)]
+struct Verifying(IllStore);
+
+#[async_trait::async_trait]
+impl Verifier for Verifying {
+    async fn verify(&self, path: &Path, _: u64) -> Result<Option<Bytes>> {
+        let whole = self.0.inner().get(path).await?.bytes().await?;
+        let verify = || {
+            let header = FragmentHeader::decode(&whole).ok()?;
+            let payload = whole.get(header.range_of(&(0..header.payload_bytes())))?;
+            let trailer = whole.get(header.directory_range().start..)?;
+            let is_right = header.checksums(trailer).ok()?.verify(0, payload);
+            is_right.then(|| whole.slice(..HEADER_BYTES))
+        };
+        Ok(verify())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fragments_that_their_stores_verify_are_not_sent() {
+    let mut world = world("4+2", 6).await;
+    let mut members = Vec::new();
+    for (number, store) in world.stores.iter().enumerate() {
+        let id = number as u32 + 1;
+        let named = named(id, format!("node {id}"), Arc::new(store.clone()), &world.clock).await;
+        let fragments =
+            ObjectFragments::new(Arc::new(store.clone()), witness(), Arc::new(world.clock.clone()))
+                .with_verifier(Arc::new(Verifying(store.clone())));
+        members.push(NamedStore { store: Arc::new(fragments), ..named });
+    }
+    let clock = Arc::new(world.clock.clone());
+    world.coded =
+        CodedSegments::new(CodedOptions { clock, ..options("4+2", members, &world.objects) });
+    let (sealed, frames) = segment(7, 40);
+    let stored = world.put(&sealed).await;
+    let asked = |world: &World| -> usize {
+        let gets = |store: &IllStore| {
+            let requests = store.take_requests();
+            requests
+                .iter()
+                .filter(|(op, path)| *op == Op::Get && path.as_ref().starts_with("fragments/"))
+                .count()
+        };
+        world.stores.iter().map(gets).sum()
+    };
+    asked(&world);
+    let (stored, rebuilt) = world.rebuilt(&stored, Depth::Checksums).await;
+    assert_eq!((rebuilt.fragment_count, asked(&world)), (0, 0));
+    // One whose bytes are damaged, and then one that is whole and of another segment.
+    let (id, name) = names(&stored.info.name(), fragments(&stored))[1];
+    let mut bytes = world.store(id).inner().get(&name.path()).await.unwrap().bytes().await.unwrap();
+    bytes = [&bytes[..300], &[!bytes[300]], &bytes[301..]].concat().into();
+    world.store(id).inner().put(&name.path(), bytes.into()).await.unwrap();
+    let (stored, rebuilt) = world.rebuilt(&stored, Depth::Checksums).await;
+    assert_eq!(rebuilt.fragment_count, 1);
+    let (other, _) = segment(8, 40);
+    let other = world.put(&other).await;
+    let (from, other_name) = names(&other.info.name(), fragments(&other))[2];
+    let (id, name) = names(&stored.info.name(), fragments(&stored))[2];
+    let bytes = world.store(from).inner().get(&other_name.path()).await.unwrap();
+    let bytes = bytes.bytes().await.unwrap();
+    world.store(id).inner().put(&name.path(), bytes.into()).await.unwrap();
+    let (stored, rebuilt) = world.rebuilt(&stored, Depth::Checksums).await;
+    assert_eq!(rebuilt.fragment_count, 1);
+    reads_right(&world, &stored, &sealed, &frames).await;
 }
 
 #[tokio::test(start_paused = true)]
