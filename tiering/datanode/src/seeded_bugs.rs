@@ -7,6 +7,8 @@ block::seeded_bugs! {
     domain_shared: "domain-shared",
     /// A fragment is taken for the wanted one whatever its header says.
     header_unchecked: "header-unchecked",
+    /// A fragment is deleted from the store that it leaves before the metadata names its new place.
+    moved_fragment_deleted_early: "moved-fragment-deleted-early",
     /// A directory without the store's identity counts as the store.
     witness_unchecked: "witness-unchecked",
 }

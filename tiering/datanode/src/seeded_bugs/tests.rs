@@ -3,13 +3,17 @@
 use std::process::{Command, Stdio};
 
 /// Each bug, with a test that must fail.
-const FOUND_BY: [(&str, &str); 4] = [
+const FOUND_BY: [(&str, &str); 5] = [
     (
         "debt-at-once",
         "coded::tests::store_that_fails_is_replaced_and_without_another_one_the_debt_is_recorded",
     ),
     ("domain-shared", "coded::tests::no_two_fragments_share_a_domain"),
     ("header-unchecked", "coded::tests::fragment_of_another_segment_counts_for_nothing"),
+    (
+        "moved-fragment-deleted-early",
+        "coded::tests::rebalance_moves_only_what_a_new_store_would_have_and_keeps_the_old_until_told",
+    ),
     ("witness-unchecked", "coded::tests::store_whose_witness_is_gone_is_away_and_not_empty"),
 ];
 
