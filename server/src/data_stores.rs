@@ -16,7 +16,7 @@ mod opener;
 use async_trait::async_trait;
 use block::conditions::Report;
 use block::seal::PoolKey;
-use block::{ConditionKind, Error, ErrorKind, Result};
+use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use config::{Config, DataSettings};
 use control::manifest::Ownership;
 use control::store::Store;

@@ -57,7 +57,7 @@ pub struct Imbalance {
     pub segment_count: u64,
     /// Fragments that can be moved now.
     pub fragment_count: u64,
-    /// Fragments that wait for a store that does not answer, and is not lost yet.
+    /// Fragments that wait for a store that fails, and is not lost yet.
     pub waiting_count: u64,
 }
 

@@ -81,7 +81,7 @@ pub struct Rebuilt {
 pub struct Misplaced {
     /// Those that [`SegmentStore::rebalance`] would move now.
     pub fragment_count: usize,
-    /// Those that wait for a store that does not answer, and is not lost yet.
+    /// Those that wait for a store that fails, and is not lost yet.
     pub waiting_count: usize,
 }
 

@@ -128,7 +128,7 @@ pub struct RebalanceInfo {
     pub misplaced_count: u64,
     /// Those of them that are left.
     pub left_count: u64,
-    /// Fragments that wait for a store that does not answer.
+    /// Fragments that wait for a store that fails.
     pub waiting_count: u64,
     /// Fragments moved since the start of the daemon.
     pub moved_count: u64,

@@ -5,7 +5,7 @@
 
 use crate::conditions;
 use crate::open_pool::OpenPool;
-use crate::rebalance::{self, Pass};
+use crate::rebalance::{self, FUTILE_MAX, Pass};
 use crate::rebuild::{self, LOOK_PAUSE, WALK_PAUSE, WALK_PAUSE_MAX};
 use async_recursion::async_recursion;
 use block::ErrorKind;
@@ -154,13 +154,14 @@ pub async fn run_rebuild(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
 #[async_recursion]
 pub async fn run_rebalance(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     let Some(stores) = open.data_stores.clone() else { return };
-    let mut pause = LOOK_PAUSE;
+    let (mut pause, mut futile_count) = (LOOK_PAUSE, 0);
     loop {
         tokio::select! {
             () = tokio::time::sleep(pause) => pause = LOOK_PAUSE,
             _ = stop.wait_for(|stop| *stop) => return,
         }
         if !stores.status().is_rebalancing {
+            futile_count = 0;
             continue;
         }
         let (pool, state, rebuild) =
@@ -175,8 +176,14 @@ pub async fn run_rebalance(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>)
             }
         });
         match pass.await {
-            Ok(Ok(Pass::Moved)) => {}
+            Ok(Ok(Pass::Moved)) => futile_count = 0,
             Ok(Ok(Pass::Waiting)) => pause = REBALANCE_PAUSE,
+            Ok(Ok(Pass::Futile)) => {
+                (pause, futile_count) = (REBALANCE_PAUSE, futile_count + 1);
+                if futile_count >= FUTILE_MAX {
+                    rebalance::end(&open.rebalance, &*stores).await;
+                }
+            }
             Ok(Ok(Pass::Ended)) => rebalance::end(&open.rebalance, &*stores).await,
             Ok(Err(error)) => {
                 pause = REBALANCE_PAUSE;

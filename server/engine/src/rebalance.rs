@@ -22,7 +22,7 @@ pub struct RebalanceStatus {
     pub misplaced_count: u64,
     /// Those of them that were not examined since.
     pub left_count: u64,
-    /// Fragments that wait for a store that does not answer, and is not lost yet.
+    /// Fragments that wait for a store that fails, and is not lost yet.
     pub waiting_count: u64,
     /// Fragments moved since the start.
     pub fragment_count: u64,
@@ -46,6 +46,10 @@ impl RebalanceState {
     }
 }
 
+/// Futile passes in a row after which the job ends. Chosen by hand: half a minute at least with their pauses. A data
+/// store that is full takes no fragment, for however long it is asked.
+pub(crate) const FUTILE_MAX: u32 = 5;
+
 /// The outcome of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
@@ -53,6 +57,8 @@ pub(crate) enum Pass {
     Ended,
     /// Something was moved, so another pass is due.
     Moved,
+    /// Nothing was moved, as each attempt has failed.
+    Futile,
     /// The rest waits: for stores, or for the rebuild.
     Waiting,
 }
@@ -99,7 +105,10 @@ pub(crate) async fn pass(
                     (outcome, state.failure) = (Pass::Moved, None);
                 }
                 Ok(_) => {}
-                Err(error) => state.failure = Some(error.chain()),
+                Err(error) => {
+                    outcome = if outcome == Pass::Moved { Pass::Moved } else { Pass::Futile };
+                    state.failure = Some(error.chain());
+                }
             }
         }
         if let Err(error) = moved
@@ -112,7 +121,7 @@ pub(crate) async fn pass(
     Ok(outcome)
 }
 
-/// Notes that nothing is left to move.
+/// Notes that nothing is left to move, or that the rest cannot be moved.
 pub(crate) async fn end(state: &RebalanceState, stores: &dyn OpenDataStores) {
     match stores.set_rebalancing(false).await {
         Ok(()) => {

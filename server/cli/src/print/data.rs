@@ -56,7 +56,7 @@ pub(super) fn rebalance(info: &RebalanceInfo) -> String {
         .map_or_else(String::new, |left| format!(", about {} left", Span::from_secs(left)));
     let waiting = match info.waiting_count {
         0 => String::new(),
-        count => format!("; {count} fragments wait for data stores that are away"),
+        count => format!("; {count} fragments wait for data stores that fail"),
     };
     let failure = info.failure.as_ref().map_or_else(String::new, |why| format!("; {why}"));
     format!(

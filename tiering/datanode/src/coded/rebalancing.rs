@@ -8,10 +8,10 @@
 //! - Fragments of a segment that lacks some stay: the rebuild comes first.
 //! - A store that is away keeps its fragments until it counts as lost.
 
+use super::CodedSegments;
 use super::health::Way;
 use super::reading::Coded;
 use super::rebuilding::finished;
-use super::{CodedSegments, Member};
 use crate::placing::{Held, StoreId, StoreInfo, candidates, moves};
 use crate::seeded_bugs::seeded_bugs;
 use object_store::Result;
@@ -25,7 +25,7 @@ use tiering::segment_store::{Depth, Misplaced, Rebuilt};
 struct Moves {
     /// Indexes of fragments, and the stores that get them.
     now: Vec<(usize, StoreId)>,
-    /// Moves that wait for a store that does not answer, and is not lost yet.
+    /// Moves that wait for a store that fails, and is not lost yet.
     waiting_count: usize,
 }
 
@@ -52,19 +52,15 @@ impl CodedSegments {
         };
         let held: Vec<Held<'_>> = coded.fragments.stores().map(|id| place(StoreId(id))).collect();
         let wanted: Vec<Held<'_>> = wanted.into_iter().map(place).collect();
-        let is_away = |id: StoreId| {
-            stores.get(&id).is_none_or(|member: &Arc<Member>| member.health().is_failing(Way::Read))
-        };
-        let takes = |id: StoreId| {
-            stores.get(&id).is_some_and(|member| !member.health().is_failing(Way::Write))
-        };
+        let answers =
+            |id: StoreId| stores.get(&id).is_some_and(|it| !it.health().is_failing(Way::Read));
+        // One that took no fragment is asked again after a while: it may be full.
+        let takes = |id: StoreId| stores.get(&id).is_some_and(|it| it.health().is_due(Way::Write));
         let mut found = Moves::default();
         for (index, to) in moves(&held, &wanted) {
-            match is_away(held[index].store) || is_away(to) {
-                true => found.waiting_count += 1,
-                // A full store gets nothing, for however long that lasts.
-                false if takes(to) => found.now.push((index, to)),
-                false => {}
+            match answers(held[index].store) && answers(to) && takes(to) {
+                true => found.now.push((index, to)),
+                false => found.waiting_count += 1,
             }
         }
         found
