@@ -8,29 +8,27 @@
 //! - The list names a store before a fragment is written there.
 //! - A store whose identity cannot be read is away. Nothing is ever made in its place.
 
+mod changes;
 mod identity;
 mod list;
+mod opener;
 
-use crate::node;
 use async_trait::async_trait;
 use block::conditions::Report;
 use block::seal::PoolKey;
-use block::{ConditionKind, Error, ErrorKind, Result};
-use bytes::Bytes;
-use config::{Config, DataSettings, DataStoreSettings, DriveUrl};
-use control::store::{Store, StoreOptions};
-use datanode::{
-    CodedOptions, CodedSegments, NamedStore, ObjectFragments, Scheme, StoreId, StoreInfo, Verifier,
-    Witness,
-};
-use dnode::{NodeObjects, NodePlace, PoolSigner};
+use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
+use config::{Config, DataSettings};
+use control::manifest::Ownership;
+use control::store::Store;
+use datanode::{CodedOptions, CodedSegments, Scheme, StoreId};
 use engine::config::PoolConfig;
 use engine::data_stores::{
-    DataStoreStatus, DataStores, DataStoresAsked, DataStoresStatus, FRAGMENTS, OpenDataStores,
+    DataStoreStatus, DataStores, DataStoresAsked, DataStoresStatus, FRAGMENTS, NewDataStore,
+    OpenDataStores,
 };
-use identity::Identity;
 use list::{List, StoreEntry};
 use object_store::path::Path;
+use opener::{Opener, entry_of};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -41,15 +39,9 @@ use uuid::Uuid;
 
 /// Subject of the condition that the data stores are too few.
 const POOL: &str = "pool";
-/// Requests at a time. Chosen by hand: three drives that hang leave threads for the others; a bucket is far.
-const DIRECTORY_WIDTH: usize = 4;
-const BUCKET_WIDTH: usize = 64;
 /// Time for which a store must have failed before segments go without the fragments that it would get. Chosen by
 /// hand: longer than a connection takes to be made again, and short for a log that fills meanwhile.
 const DEBT_AFTER: Duration = Duration::from_secs(10);
-/// How long a look at the identity of a bucket or a drive elsewhere counts. Chosen by hand: buckets are not unmounted, and
-/// a data node looks at its drives itself.
-const BUCKET_LOOK: Duration = Duration::from_secs(10);
 
 /// Returns the settings of the configured pool, with its data stores.
 pub(crate) fn pool_config(config: &Config) -> PoolConfig {
@@ -70,9 +62,10 @@ struct ConfiguredStores {
 impl DataStores for ConfiguredStores {
     async fn open(&self, asked: DataStoresAsked<'_>) -> Result<Option<Arc<dyn OpenDataStores>>> {
         let (mut number, found) = list::read(asked.store, asked.key, asked.pool).await?;
+        let opener = Opener::new(&asked, self.dir.clone());
         let list = match (asked.owner, self.settings.scheme()) {
             (Some(owner), Some(scheme)) => {
-                let wanted = self.wanted(&asked, scheme, &found).await?;
+                let wanted = self.wanted(&asked, &opener, scheme, &found).await?;
                 if found.as_ref() != Some(&wanted) {
                     owner.check().await?;
                     number += 1;
@@ -83,8 +76,8 @@ impl DataStores for ConfiguredStores {
             _ => found,
         };
         let Some(list) = list else { return Ok(None) };
-        let opened = self.open_stores(&asked, list, number)?;
-        opened.show_few(&asked);
+        let opened = self.open_stores(&asked, opener, list, number)?;
+        opened.show_few();
         Ok(Some(Arc::new(opened)))
     }
 }
@@ -94,14 +87,15 @@ impl ConfiguredStores {
     async fn wanted(
         &self,
         asked: &DataStoresAsked<'_>,
+        opener: &Opener,
         scheme: Scheme,
         found: &Option<List>,
     ) -> Result<List> {
         let known = found.as_ref().map_or(&[][..], |list| &list.stores);
-        let mut list = List { scheme: scheme.to_string(), stores: Vec::new() };
+        let is_rebalancing = found.as_ref().is_some_and(|list| list.is_rebalancing);
+        let mut list = List { scheme: scheme.to_string(), stores: Vec::new(), is_rebalancing };
         let identities = self.settings.stores.iter().map(|settings| async move {
-            let (place, _) =
-                self.open_place(asked, &settings.url, settings.env_prefix.as_deref())?;
+            let place = opener.open_place(&settings.url, settings.env_prefix.as_deref())?;
             let identity = identity::read(&place).await;
             Ok::<_, Error>((settings, place, identity))
         });
@@ -111,7 +105,7 @@ impl ConfiguredStores {
             let (settings, place, identity) = looked?;
             match identity {
                 Ok(Some(identity)) => {
-                    let entry = named(asked, settings, known, &identity)?;
+                    let entry = opener.named(settings, known, &identity)?;
                     if let Some(twin) = list.stores.iter().find(|it| it.number == entry.number) {
                         let what = format!(
                             "open data stores: {} and {} are the same place; name each store once",
@@ -142,7 +136,7 @@ impl ConfiguredStores {
                                 directory of the drive";
                     Err(Error::new(ErrorKind::Unavailable, what))
                 }
-                None => make(asked, settings, &place, known, &list).await,
+                None => opener.make(settings, &place, known, &list).await,
             };
             match made {
                 Ok(entry) => list.stores.push(entry),
@@ -164,83 +158,21 @@ impl ConfiguredStores {
             }
         }
         let kept: BTreeSet<u32> = list.stores.iter().map(|entry| entry.number).collect();
-        let leaving = known.iter().filter(|entry| !kept.contains(&entry.number));
-        list.stores.extend(leaving.map(|entry| StoreEntry { is_leaving: true, ..entry.clone() }));
+        let others = known.iter().filter(|entry| !kept.contains(&entry.number));
+        list.stores.extend(others.map(|entry| {
+            // One that a command has added stays until another one drains it.
+            let is_leaving = !entry.is_added || entry.is_draining;
+            StoreEntry { is_leaving, ..entry.clone() }
+        }));
+        // What commands have set stays.
+        for entry in &mut list.stores {
+            if let Some(earlier) = known.iter().find(|earlier| earlier.number == entry.number) {
+                (entry.is_draining, entry.is_added) = (earlier.is_draining, earlier.is_added);
+            }
+        }
         // The order of their numbers, so that the same stores are the same list.
         list.stores.sort_unstable_by_key(|entry| entry.number);
         Ok(list)
-    }
-}
-
-/// The entry of a configured store.
-fn entry_of(settings: &DataStoreSettings, number: u32, id: &str) -> StoreEntry {
-    StoreEntry {
-        number,
-        id: id.to_owned(),
-        url: settings.url.clone(),
-        env_prefix: settings.env_prefix.clone(),
-        domain: settings.domain().to_owned(),
-        weight: settings.weight(),
-        is_leaving: false,
-    }
-}
-
-/// The entry of a place that has an identity.
-///
-/// # Errors
-/// `Invalid` for the store of another pool.
-fn named(
-    asked: &DataStoresAsked<'_>,
-    settings: &DataStoreSettings,
-    known: &[StoreEntry],
-    identity: &Identity,
-) -> Result<StoreEntry> {
-    let refused = |why: String| Err(Error::new(ErrorKind::Invalid, why));
-    if (identity.pool, identity.lineage) != (asked.pool, asked.lineage) {
-        let restored = match identity.pool == asked.pool {
-            true => {
-                ", or was restored from a copy of it: a restored pool has data stores of its own"
-            }
-            false => "",
-        };
-        return refused(format!(
-            "open data stores: {} belongs to pool {}{restored}; this is pool {}. Use another directory or prefix",
-            settings.url, identity.pool, asked.pool
-        ));
-    }
-    let twin = known.iter().find(|entry| entry.number == identity.number);
-    match twin.is_none_or(|entry| entry.id == identity.id) {
-        true => Ok(entry_of(settings, identity.number, &identity.id)),
-        false => refused(format!(
-            "open data stores: {} is another store than the one of its number; use another directory or prefix",
-            settings.url
-        )),
-    }
-}
-
-/// Makes a place a data store.
-async fn make(
-    asked: &DataStoresAsked<'_>,
-    settings: &DataStoreSettings,
-    place: &Store,
-    known: &[StoreEntry],
-    list: &List,
-) -> Result<StoreEntry> {
-    let numbers = known.iter().chain(&list.stores).map(|entry| entry.number).collect();
-    let identity = Identity::fresh(asked.pool, asked.lineage, &numbers);
-    identity::make(place, &identity).await?;
-    tracing::info!(store = settings.url, "spindle made a data store");
-    Ok(entry_of(settings, identity.number, &identity.id))
-}
-
-/// A data node that verifies fragments where they are.
-#[derive(Debug)]
-struct NodeVerifier(NodeObjects);
-
-#[async_trait]
-impl Verifier for NodeVerifier {
-    async fn verify(&self, path: &Path, bytes: u64) -> object_store::Result<Option<Bytes>> {
-        self.0.check(path, bytes).await
     }
 }
 
@@ -250,7 +182,8 @@ struct ListWriter {
     store: Store,
     key: PoolKey,
     pool: Uuid,
-    /// Number of the newest document of the chain.
+    owner: Ownership,
+    /// Number of the newest document of the chain. One change is made at a time.
     number: tokio::sync::Mutex<u64>,
 }
 
@@ -261,88 +194,26 @@ struct OpenedStores {
     list: Mutex<List>,
     /// Present for the owner of the pool.
     writer: Option<ListWriter>,
-    places: Vec<Store>,
+    places: Mutex<Vec<Store>>,
+    opener: Opener,
+    /// The configuration names the pool's data stores, so that one that it does not name may leave.
+    is_configured: bool,
+    conditions: Conditions,
 }
 
 impl ConfiguredStores {
-    /// Opens the place of a data store, which must exist, and its part on another node if it has one.
-    ///
-    /// # Errors
-    /// `Invalid` for a URL that names none, and for a drive of a data node if the directory belongs to no cluster, or is
-    /// that node.
-    fn open_place(
-        &self,
-        asked: &DataStoresAsked<'_>,
-        url: &str,
-        env_prefix: Option<&str>,
-    ) -> Result<(Store, Option<NodeObjects>)> {
-        if let Some(drive) = DriveUrl::parse(url)? {
-            let objects = self.open_drive(asked, url, drive)?;
-            return Ok((Store::from_objects(url, Arc::new(objects.clone())), Some(objects)));
-        }
-        // Other stores have what this one does not send in time.
-        let options = StoreOptions {
-            bulk_timeout: Duration::from_secs(30),
-            bulk_retry_count_max: 1,
-            bulk_retry_timeout: Duration::from_secs(10),
-            ..StoreOptions::default()
-        };
-        Ok((Store::await_as(url, &options, env_prefix)?, None))
-    }
-
-    fn open_drive(
-        &self,
-        asked: &DataStoresAsked<'_>,
-        url: &str,
-        drive: DriveUrl,
-    ) -> Result<NodeObjects> {
-        let invalid = |why: String| {
-            Err(Error::new(ErrorKind::Invalid, format!("open data stores: {url}: {why}")))
-        };
-        let Some(cluster) = node::open_in(&self.dir)? else {
-            let dir = self.dir.display();
-            return invalid(format!(
-                "{dir} belongs to no cluster; found one with `spindle node init`, and let the data nodes join it"
-            ));
-        };
-        let DriveUrl { node, drive } = drive;
-        if [cluster.node_name(), &cluster.node_id().to_string()].contains(&&*node) {
-            let what =
-                "it is this node; name the directory of a drive of this machine, or another node";
-            return invalid(what.to_owned());
-        }
-        let (pool, lineage, owner) = (asked.pool, asked.lineage, asked.writer);
-        let signer = PoolSigner::new(asked.key, lineage);
-        let place = NodePlace { node, drive, pool, lineage, owner, signer };
-        Ok(NodeObjects::new(cluster, place))
-    }
-
     fn open_stores(
         &self,
         asked: &DataStoresAsked<'_>,
+        opener: Opener,
         list: List,
         number: u64,
     ) -> Result<OpenedStores> {
         let scheme = list.scheme()?;
         let (mut stores, mut places) = (Vec::new(), Vec::new());
         for entry in &list.stores {
-            let (place, nodes) = self.open_place(asked, &entry.url, entry.env_prefix.as_deref())?;
-            let lasts = if place.local_dir().is_some() { Duration::ZERO } else { BUCKET_LOOK };
-            let identity = Identity::of(asked.pool, asked.lineage, entry);
-            let witness = Witness { path: identity::PATH.into(), bytes: identity.encode()?, lasts };
-            let store = ObjectFragments::new(place.bulk(), witness, asked.clock.clone());
-            let store = match nodes {
-                Some(objects) => store.with_verifier(Arc::new(NodeVerifier(objects))),
-                None => store,
-            };
-            let info = StoreInfo {
-                id: StoreId(entry.number),
-                domain: entry.domain.clone(),
-                weight: if entry.is_leaving { 0 } else { entry.weight },
-            };
-            let width = if place.local_dir().is_some() { DIRECTORY_WIDTH } else { BUCKET_WIDTH };
-            let name = entry.url.clone();
-            stores.push(NamedStore { info, name, store: Arc::new(store), width });
+            let (store, place) = opener.open_store(entry)?;
+            stores.push(store);
             places.push(place);
         }
         let options = CodedOptions {
@@ -355,36 +226,41 @@ impl ConfiguredStores {
             debt_after: DEBT_AFTER,
             lost_after: self.settings.lost_after.duration(),
         };
-        let writer = asked.owner.map(|_| ListWriter {
+        let writer = asked.owner.map(|owner| ListWriter {
             store: asked.store.clone(),
             key: asked.key.clone(),
             pool: asked.pool,
+            owner: owner.clone(),
             number: tokio::sync::Mutex::new(number),
         });
-        let segments = Arc::new(CodedSegments::new(options));
-        Ok(OpenedStores { segments, list: Mutex::new(list), writer, places })
+        Ok(OpenedStores {
+            segments: Arc::new(CodedSegments::new(options)),
+            list: Mutex::new(list),
+            writer,
+            places: Mutex::new(places),
+            opener,
+            is_configured: self.settings.scheme().is_some(),
+            conditions: asked.conditions.clone(),
+        })
     }
 }
 
 impl OpenedStores {
     /// Shows as a condition that the stores are in too few failure domains.
-    fn show_few(&self, asked: &DataStoresAsked<'_>) {
+    fn show_few(&self) {
         let scheme = self.segments.scheme();
-        let list = self.list.lock();
-        let in_use = list.stores.iter().filter(|entry| !entry.is_leaving);
-        let domains: BTreeSet<&str> = in_use.map(|entry| entry.domain.as_str()).collect();
-        let report = (domains.len() < scheme.fragments()).then(|| {
+        let domain_count = self.list.lock().domain_count();
+        let report = (domain_count < scheme.fragments()).then(|| {
             Report::new(
                 format!(
-                    "the data stores are in {} failure domains, and {scheme} needs {}",
-                    domains.len(),
+                    "the data stores are in {domain_count} failure domains, and {scheme} needs {}",
                     scheme.fragments()
                 ),
                 "new segments lack fragments, so fewer losses are survived",
                 "add data stores in other failure domains",
             )
         });
-        asked.conditions.set(ConditionKind::DataStoresFew, POOL, report);
+        self.conditions.set(ConditionKind::DataStoresFew, POOL, report);
     }
 }
 
@@ -399,11 +275,12 @@ impl OpenDataStores for OpenedStores {
     }
 
     fn clean_unfinished(&self) {
-        self.places.iter().for_each(|place| place.clean_unfinished(FRAGMENTS));
+        self.places.lock().iter().for_each(|place| place.clean_unfinished(FRAGMENTS));
     }
 
     fn places(&self) -> Vec<(Store, Path)> {
-        self.places.iter().map(|place| (place.clone(), Path::from(identity::PATH))).collect()
+        let places = self.places.lock();
+        places.iter().map(|place| (place.clone(), Path::from(identity::PATH))).collect()
     }
 
     async fn forget_unnamed(&self, named: &BTreeSet<u32>) -> Result<()> {
@@ -416,18 +293,7 @@ impl OpenDataStores for OpenedStores {
         if forgotten.is_empty() {
             return Ok(());
         }
-        let written =
-            list::write(&writer.store, &writer.key, writer.pool, *number + 1, &list).await;
-        if written.is_err() {
-            // The answer to an earlier attempt may have been lost.
-            let (newest, found) = list::read(&writer.store, &writer.key, writer.pool).await?;
-            if found.as_ref() != Some(&list) {
-                return written;
-            }
-            *number = newest;
-        } else {
-            *number += 1;
-        }
+        writer.write(&mut number, &list).await?;
         *self.list.lock() = list;
         for entry in forgotten {
             self.segments.forget(StoreId(entry.number));
@@ -439,14 +305,38 @@ impl OpenDataStores for OpenedStores {
         Ok(())
     }
 
+    async fn drain(&self, stores: &[String]) -> Result<()> {
+        self.set_draining(stores, true).await
+    }
+
+    async fn undrain(&self, stores: &[String]) -> Result<()> {
+        self.set_draining(stores, false).await
+    }
+
+    async fn replace(&self, old: &str, new: &NewDataStore) -> Result<()> {
+        self.replace_store(old, new).await
+    }
+
+    async fn set_rebalancing(&self, is_rebalancing: bool) -> Result<()> {
+        self.change(|list| {
+            list.is_rebalancing = is_rebalancing;
+            Ok(())
+        })
+        .await
+    }
+
     fn status(&self) -> DataStoresStatus {
         let states = self.segments.states();
         let store = |entry: &StoreEntry| {
             let state = states.iter().find(|state| state.info.id == StoreId(entry.number));
             DataStoreStatus {
+                number: entry.number,
                 url: entry.url.clone(),
                 domain: entry.domain.clone(),
+                weight: entry.weight,
                 is_leaving: entry.is_leaving,
+                is_draining: entry.is_draining,
+                is_added: entry.is_added,
                 failure: state.and_then(|state| state.failure.clone()),
                 is_lost: state.is_some_and(|state| state.is_lost),
             }
@@ -455,6 +345,7 @@ impl OpenDataStores for OpenedStores {
         let list = self.list.lock();
         DataStoresStatus {
             scheme: list.scheme.clone(),
+            is_rebalancing: list.is_rebalancing,
             stores: list.stores.iter().map(store).collect(),
             read_count: counts.reads,
             degraded_read_count: counts.degraded_reads,

@@ -12,6 +12,7 @@ mod check;
 mod closed;
 mod convert;
 mod copy;
+mod data;
 mod device;
 mod dnode;
 mod key;
@@ -210,6 +211,7 @@ impl AdminHandler for AdminPool {
             Request::Volume(request) => self.volume(&open, request).await,
             Request::Snapshot(request) => self.snapshot(&open, request).await,
             Request::Copy(request) => self.copy(&open, request).await,
+            Request::Data(request) => data::handle(&open, request).await,
             Request::Restore(request) => self.restore(&open, request),
             Request::Scrub(request) => self.scrub(request).await,
             Request::Key(request) => key::handle(&open, request).await,

@@ -1,4 +1,5 @@
-//! Rebuild: makes fragments anew that segments lack, where another store has room for them.
+//! Rebuild: makes fragments anew that segments lack, where another store has room for them. Rebalance: moves
+//! fragments to the stores that would get them now.
 //!
 //! Invariants:
 //! - Order: the new fragments are durable, then the map names them, then the old ones are deleted, after a while
@@ -10,11 +11,11 @@
 
 use crate::outage::public_text;
 use crate::pool::{JobParts, Metadata, Pool, Segments};
-use crate::segment::{Placement, SegmentNumber, StoredSegment};
+use crate::segment::{Fragments, Placement, SegmentNumber, StoredSegment};
 use crate::segment_store::{Depth, Rebuilt};
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,16 +35,43 @@ pub struct Redundancy {
     pub lacking_count: u64,
     /// Bytes of their images.
     pub lacking_bytes: u64,
-    /// Numbers of the stores that have a fragment of any segment.
-    pub stores: BTreeSet<u32>,
+    /// The contents of the stores that have a fragment of any segment, by number.
+    pub stores: BTreeMap<u32, StoreContents>,
     /// Every record could be read. Otherwise, other stores may have fragments, too.
     pub is_complete: bool,
+}
+
+/// The fragments that a store has of the segments that are in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreContents {
+    /// Their number.
+    pub fragment_count: u64,
+    /// Bytes of them, about: the image of a segment by its number of data fragments.
+    pub bytes: u64,
+}
+
+/// How far the segments are from where they would be if they were written now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Imbalance {
+    /// All segments of the pool.
+    pub segment_count: u64,
+    /// Fragments that can be moved now.
+    pub fragment_count: u64,
+    /// Fragments that wait for a store that fails, and is not lost yet.
+    pub waiting_count: u64,
+}
+
+/// The change of a segment's placement.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Rebuild(Depth),
+    Rebalance,
 }
 
 /// Result of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RebuildReport {
-    /// Fragments made anew.
+    /// Fragments made anew, or moved.
     pub fragment_count: u64,
     /// Bytes of them.
     pub bytes: u64,
@@ -86,7 +114,13 @@ impl Rebuild {
             for (record, _) in &records {
                 // Of segments in a way that this version does not know, too.
                 if let Placement::Fragments(fragments) = &record.stored().placement {
-                    found.stores.extend(fragments.places.iter().map(|place| place.store));
+                    let parts = u64::from(fragments.data.max(1));
+                    let bytes = u64::from(record.info.object_bytes).div_ceil(parts);
+                    for store in fragments.stores().filter(|id| *id != Fragments::NOWHERE) {
+                        let contents = found.stores.entry(store).or_default();
+                        contents.fragment_count += 1;
+                        contents.bytes += bytes;
+                    }
                 }
                 let Some(state) = self.segments.store.redundancy(&record.stored()) else {
                     continue;
@@ -122,13 +156,53 @@ impl Rebuild {
         number: SegmentNumber,
         depth: Depth,
     ) -> Result<Option<RebuildReport>> {
+        self.change(number, Change::Rebuild(depth)).await
+    }
+
+    /// Walks the records of all segments. Returns how many fragments are not where they would be if their segments
+    /// were written now, and the numbers of segments of which some can be moved now.
+    pub(crate) async fn walk_misplaced(&self) -> Result<(Imbalance, Vec<u64>)> {
+        let (mut found, mut numbers, mut last) = (Imbalance::default(), Vec::new(), 0);
+        loop {
+            let (records, next) = self.metadata.map.live_after(last, RECORDS_AT_ONCE).await?;
+            found.segment_count += records.len() as u64;
+            for (record, _) in &records {
+                let misplaced = self.segments.store.misplaced(&record.stored());
+                found.fragment_count += misplaced.fragment_count as u64;
+                found.waiting_count += misplaced.waiting_count as u64;
+                if misplaced.fragment_count > 0 && numbers.len() < LACKING_MAX {
+                    numbers.push(record.info.number.0);
+                }
+            }
+            match next {
+                Some(next) => last = next,
+                None => return Ok((found, numbers)),
+            }
+        }
+    }
+
+    /// Moves fragments of a segment to where they would be if it were written now. `None` if the map no longer names
+    /// the segment.
+    ///
+    /// # Errors
+    /// Like [`Rebuild::rebuild`].
+    pub(crate) async fn rebalance(&self, number: SegmentNumber) -> Result<Option<RebuildReport>> {
+        self.change(number, Change::Rebalance).await
+    }
+
+    async fn change(&self, number: SegmentNumber, change: Change) -> Result<Option<RebuildReport>> {
         let _turn = self.turn(number).await;
         let _hold = self.segments.leftovers.hold_one(number);
         // The order matters: what the map forgets from now on is not deleted before the end.
         let Some(segment) = self.current(number).await? else { return Ok(None) };
-        let rebuilt = self.segments.store.rebuild(&segment, depth).await;
-        let rebuilt = rebuilt.map_err(|cause| {
-            let what = format!("rebuild segment {}: {}", segment.info.name(), public_text(&cause));
+        let (verb, changed) = match change {
+            Change::Rebuild(depth) => {
+                ("rebuild", self.segments.store.rebuild(&segment, depth).await)
+            }
+            Change::Rebalance => ("rebalance", self.segments.store.rebalance(&segment).await),
+        };
+        let rebuilt = changed.map_err(|cause| {
+            let what = format!("{verb} segment {}: {}", segment.info.name(), public_text(&cause));
             Error::with_source(ErrorKind::Unavailable, what, cause)
         })?;
         let Rebuilt { placement, fragment_count, bytes, is_lacking } = rebuilt;

@@ -76,6 +76,15 @@ pub struct Rebuilt {
     pub is_lacking: bool,
 }
 
+/// Fragments of a segment that are not where they would be if it were written now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Misplaced {
+    /// Those that [`SegmentStore::rebalance`] would move now.
+    pub fragment_count: usize,
+    /// Those that wait for a store that fails, and is not lost yet.
+    pub waiting_count: usize,
+}
+
 /// A segment that the map does not reference, or no longer.
 #[derive(Clone, Debug)]
 pub struct Leftover {
@@ -129,6 +138,19 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
     /// # Errors
     /// Those of a store, if too little of the segment can be had.
     async fn rebuild(&self, _: &StoredSegment, _: Depth) -> Result<Rebuilt> {
+        Ok(Rebuilt::default())
+    }
+
+    /// Counts the fragments that are not where they would be if the segment were written now, without asking a store.
+    fn misplaced(&self, _: &StoredSegment) -> Misplaced {
+        Misplaced::default()
+    }
+
+    /// Moves fragments to where they would be if the segment were written now. Nothing is deleted or overwritten.
+    ///
+    /// # Errors
+    /// Those of a store, if too little of the segment can be had, or no fragment could be written.
+    async fn rebalance(&self, _: &StoredSegment) -> Result<Rebuilt> {
         Ok(Rebuilt::default())
     }
 

@@ -16,6 +16,7 @@
 
 pub mod config;
 pub mod copy;
+pub mod data;
 pub mod demo;
 pub mod device;
 pub mod dnode;

@@ -11,7 +11,7 @@ use crate::node::{NodesInfo, TokenInfo};
 use crate::pool::{FsckInfo, MoveInfo};
 use crate::scrub::ScrubInfo;
 use crate::snapshot::{DiffInfo, ScheduleInfo, SnapshotInfo};
-use crate::status::StatusInfo;
+use crate::status::{DataStoresInfo, StatusInfo};
 use crate::volume::{RecoveredInfo, VolumeInfo};
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,8 @@ pub enum Reply {
     Scrub(ScrubInfo),
     /// The state of the pool.
     Status(Box<StatusInfo>),
+    /// The data stores.
+    DataStores(DataStoresInfo),
     /// Members of the write log.
     Members(MembersInfo),
     /// A new member of the write log.

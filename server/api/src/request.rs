@@ -3,6 +3,7 @@
 //! Invariant: a request names one noun and one action on it; the action carries all arguments.
 
 use crate::copy::CopyRequest;
+use crate::data::DataRequest;
 use crate::device::DeviceRequest;
 use crate::key::KeyRequest;
 use crate::node::NodeRequest;
@@ -31,6 +32,8 @@ pub enum Request {
     Snapshot(SnapshotRequest),
     /// About copies of the pool in other stores.
     Copy(CopyRequest),
+    /// About the data stores.
+    Data(DataRequest),
     /// About the restore that made the pool.
     Restore(RestoreRequest),
     /// About the scrub.

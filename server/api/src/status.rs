@@ -112,6 +112,34 @@ pub struct DataStoresInfo {
     /// Reason why the last segment could not be rebuilt, until one is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuild_failure: Option<String>,
+    /// The job of `data rebalance`; absent if it has moved nothing since the start, and is not to run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebalance: Option<RebalanceInfo>,
+}
+
+/// The job that moves fragments to where they would be if their segments were written now.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RebalanceInfo {
+    /// It is to run, until nothing is left to move or it is stopped.
+    pub is_running: bool,
+    /// All segments of the pool, as the last walk through them has counted.
+    pub segment_count: u64,
+    /// Segments of which that walk has found fragments to move.
+    pub misplaced_count: u64,
+    /// Those of them that are left.
+    pub left_count: u64,
+    /// Fragments that wait for a store that fails.
+    pub waiting_count: u64,
+    /// Fragments moved since the start of the daemon.
+    pub moved_count: u64,
+    /// Bytes of them.
+    pub moved_bytes: u64,
+    /// Estimated seconds until `left_count` is 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_seconds: Option<u64>,
+    /// Reason why the last segment could not be moved, until one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }
 
 /// What the segments of a pool would survive.
@@ -142,6 +170,23 @@ pub struct DataStoreInfo {
     pub url: String,
     /// Its failure domain.
     pub domain: String,
+    /// Its share of new fragments, relative to the others.
+    pub weight: u32,
+    /// `data drain` or `data replace` takes it out: it gets no new fragments, and those on it move to others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_draining: bool,
+    /// `data replace` has added it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_added: bool,
+    /// It is draining or leaving, and no segment needs it any more, as the last walk has found.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_empty: bool,
+    /// Fragments on it that segments name, as the last walk has counted; absent before the first and if no daemon runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fragment_count: Option<u64>,
+    /// Bytes of them, about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fragment_bytes: Option<u64>,
     /// It is no longer configured, and gets no new fragments.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_leaving: bool,

@@ -7,6 +7,7 @@
 //!   the range of a size, follow in server.
 
 mod copy;
+mod data;
 mod device;
 mod dnode;
 mod drill;
@@ -20,6 +21,7 @@ mod snapshot;
 mod volume;
 
 pub use copy::{CopyCommand, CopyOpenArgs, RestoreArgs, place};
+pub use data::DataCommand;
 pub use device::{AttachArgs, AttachPlan, DetachArgs, is_uri};
 pub use dnode::DnodeArgs;
 pub use drill::{DrillCommand, FailOverArgs};
@@ -93,6 +95,9 @@ pub enum Command {
     /// Manage copies of a pool in other stores, of any provider
     #[command(subcommand)]
     Copy(CopyCommand),
+    /// List, drain and replace the data stores of a pool, and move fragments to new ones
+    #[command(subcommand)]
+    Data(DataCommand),
     /// Manage the members of a pool's write log, move the pool, remove it, bring it back
     #[command(subcommand)]
     Pool(PoolCommand),
@@ -140,6 +145,7 @@ impl Command {
             Command::Clone(args) => args.request()?,
             Command::Copy(command) => return command.request(),
             Command::Scrub(command) => command.request()?,
+            Command::Data(command) => command.request()?,
             Command::Node(command) => return Ok(command.request()),
             Command::Status(pool) => (pool, Request::Pool(PoolRequest::Status {})),
             Command::Drain(pool) => (pool, Request::Pool(PoolRequest::Drain {})),

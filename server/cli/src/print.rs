@@ -4,6 +4,7 @@
 
 mod config;
 mod copy;
+mod data;
 mod demo;
 mod device;
 mod dnode;
@@ -41,6 +42,7 @@ pub fn reply(reply: &Reply) -> String {
         Reply::SnapshotDiff(found) => diff(found),
         Reply::Status(info) => status::status(info),
         Reply::Fsck(found) => fsck(found),
+        Reply::DataStores(info) => data::stores(info),
         Reply::Members(info) => member::members(info),
         Reply::MemberAdded(added) => member::added(added),
         Reply::Moved(info) => pool::moved(info),

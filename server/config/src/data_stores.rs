@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 /// Most data stores of a pool. Chosen by hand: each is looked at every few seconds.
-const COUNT_MAX: usize = 256;
+pub const DATA_STORE_COUNT_MAX: usize = 256;
 
 /// `[data]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,7 +95,11 @@ impl DataStoreSettings {
         self.weight.unwrap_or(1)
     }
 
-    fn check(&self) -> Result<()> {
+    /// Checks a store by itself.
+    ///
+    /// # Errors
+    /// `Invalid` for a URL, a domain or a weight that cannot be.
+    pub fn check(&self) -> Result<()> {
         let url = &self.url;
         let drive = DriveUrl::parse(url).map_err(|error| error.context("data.stores"))?;
         match (drive, &self.env_prefix) {
@@ -146,8 +150,8 @@ impl DataSettings {
             };
         };
         let scheme: Scheme = scheme.parse().map_err(|error: Error| error.context("data.scheme"))?;
-        if self.stores.len() > COUNT_MAX {
-            return Err(invalid(format!("data.stores: a pool has {COUNT_MAX} at most")));
+        if self.stores.len() > DATA_STORE_COUNT_MAX {
+            return Err(invalid(format!("data.stores: a pool has {DATA_STORE_COUNT_MAX} at most")));
         }
         for (index, store) in self.stores.iter().enumerate() {
             store.check()?;

@@ -19,7 +19,7 @@ pub mod options;
 mod unknown;
 
 pub use budget::Budget;
-pub use data_stores::{DataSettings, DataStoreSettings};
+pub use data_stores::{DATA_STORE_COUNT_MAX, DataSettings, DataStoreSettings};
 pub use dnode::{DnodeSettings, DriveSettings, DriveUrl};
 
 use block::env::SystemClock;

@@ -199,9 +199,21 @@ impl Chain {
         &self,
         key: &PoolKey,
     ) -> Result<Option<(u64, T)>> {
+        self.newest_body_with(key, 0).await
+    }
+
+    /// Like [`Chain::newest_body`], for a reader that knows these incompatible features of the chain's documents.
+    ///
+    /// # Errors
+    /// Like [`Chain::newest_body`].
+    pub async fn newest_body_with<T: DeserializeOwned>(
+        &self,
+        key: &PoolKey,
+        known: u64,
+    ) -> Result<Option<(u64, T)>> {
         let Some((number, bytes)) = self.newest().await? else { return Ok(None) };
         let name = self.name(number);
-        let document = Document::parse(&name, &bytes)?;
+        let document = Document::parse_with(&name, &bytes, known)?;
         document.verify(key, self.prefix)?;
         Ok(Some((number, document.body()?)))
     }
@@ -372,9 +384,15 @@ pub struct Format {
 }
 
 impl Format {
-    /// Version 1 without features, the only format that this build writes.
+    /// Version 1 without features.
     pub const CURRENT: Format =
         Format { version: 1, compatible: 0, read_only_compatible: 0, incompatible: 0 };
+
+    /// Version 1 with features that every reader must know.
+    #[must_use]
+    pub const fn with_incompatible(incompatible: u64) -> Format {
+        Format { incompatible, ..Format::CURRENT }
+    }
 }
 
 /// The format of a document, without its other fields.
@@ -438,6 +456,11 @@ pub struct Document<'a> {
 impl<'a> Document<'a> {
     /// Splits `bytes`, the contents of the object `name`, and verifies checksum and format.
     pub fn parse(name: &'a str, bytes: &'a [u8]) -> Result<Document<'a>> {
+        Document::parse_with(name, bytes, 0)
+    }
+
+    /// Like [`Document::parse`], for a reader that knows these incompatible features.
+    fn parse_with(name: &'a str, bytes: &'a [u8], known: u64) -> Result<Document<'a>> {
         let text = std::str::from_utf8(bytes).map_err(|_| corrupt(name, "it is not text"))?;
         let (body, rest) = text.split_once('\n').ok_or_else(|| corrupt(name, "it is cut short"))?;
         let seal = rest.strip_suffix('\n').ok_or_else(|| corrupt(name, "it is cut short"))?;
@@ -453,7 +476,7 @@ impl<'a> Document<'a> {
         let FormatOnly { format } =
             serde_json::from_str(body).map_err(|_| corrupt(name, "it has no format version"))?;
         if format.version > Format::CURRENT.version
-            || format.incompatible != 0
+            || format.incompatible & !known != 0
             || format.read_only_compatible != 0
         {
             return Err(Error::new(
@@ -462,7 +485,7 @@ impl<'a> Document<'a> {
                     "object {name} was written by a newer spindle (format {}, features {:#x}); \
                      this build reads format {}. Use the newer version",
                     format.version,
-                    format.incompatible | format.read_only_compatible,
+                    (format.incompatible & !known) | format.read_only_compatible,
                     Format::CURRENT.version
                 ),
             ));

@@ -77,8 +77,47 @@ pub trait OpenDataStores: Send + Sync + std::fmt::Debug + 'static {
     /// Those of changing the list.
     async fn forget_unnamed(&self, named: &BTreeSet<u32>) -> Result<()>;
 
+    /// Lets stores get no new fragments, so that the rebuild moves those that they have. A store is named by its URL, or
+    /// with all drives of a data node by the URL or the name of that. Only for the owner of the pool.
+    ///
+    /// # Errors
+    /// `NotFound` for a store that the pool does not have; `Invalid` if the others would be in too few failure domains;
+    /// those of changing the list.
+    async fn drain(&self, stores: &[String]) -> Result<()>;
+
+    /// Lets stores get new fragments again.
+    ///
+    /// # Errors
+    /// Like [`OpenDataStores::drain`]; `Invalid` for a store that is no longer configured.
+    async fn undrain(&self, stores: &[String]) -> Result<()>;
+
+    /// Adds a store, and drains another one, which may be away.
+    ///
+    /// # Errors
+    /// Like [`OpenDataStores::drain`], and those of [`DataStores::open`] for a place that cannot be a store.
+    async fn replace(&self, old: &str, new: &NewDataStore) -> Result<()>;
+
+    /// Notes in the list whether fragments are to be moved to where they would be if their segments were written now.
+    ///
+    /// # Errors
+    /// Those of changing the list.
+    async fn set_rebalancing(&self, is_rebalancing: bool) -> Result<()>;
+
     /// Returns the state of the stores.
     fn status(&self) -> DataStoresStatus;
+}
+
+/// A place that is to become a data store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewDataStore {
+    /// Its URL, or the absolute path of a directory.
+    pub url: String,
+    /// Prefix of the variables with its settings and credentials.
+    pub env_prefix: Option<String>,
+    /// Its failure domain; absent: as for a store in the configuration.
+    pub domain: Option<String>,
+    /// Its share of new fragments, 1 to 1000; absent: 1.
+    pub weight: Option<u32>,
 }
 
 /// The state of the data stores of a pool.
@@ -86,8 +125,10 @@ pub trait OpenDataStores: Send + Sync + std::fmt::Debug + 'static {
 pub struct DataStoresStatus {
     /// Scheme of new segments, such as `4+2`.
     pub scheme: String,
-    /// The stores, in the order in which they were added.
+    /// The stores, in the order of their numbers.
     pub stores: Vec<DataStoreStatus>,
+    /// Fragments are to be moved to where they would be if their segments were written now.
+    pub is_rebalancing: bool,
     /// Requests for ranges of fragments.
     pub read_count: u64,
     /// Reads whose fragment was not had in time, and was made from others.
@@ -103,12 +144,20 @@ pub struct DataStoresStatus {
 /// The state of a data store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataStoreStatus {
+    /// Its number in the placements of segments.
+    pub number: u32,
     /// Its URL.
     pub url: String,
     /// What fails together with it.
     pub domain: String,
+    /// Its share of new fragments, unless it is leaving or draining.
+    pub weight: u32,
     /// It is no longer configured, and gets no new fragments.
     pub is_leaving: bool,
+    /// A command has taken new fragments from it.
+    pub is_draining: bool,
+    /// A command has added it.
+    pub is_added: bool,
     /// The cause of its last failure, while it fails.
     pub failure: Option<String>,
     /// It has been away for so long that its fragments are made anew elsewhere.

@@ -36,6 +36,7 @@ pub mod opening;
 pub mod pool;
 pub mod pool_jobs;
 mod ranges;
+pub mod rebalance;
 pub mod rebuild;
 pub mod record;
 pub mod removal;

@@ -15,6 +15,7 @@ use crate::failed_log;
 use crate::log_members::OwnerRole;
 use crate::marks::settle_lost_writes;
 use crate::pool::{LostWrites, Pool, VolumeTraits};
+use crate::rebalance::RebalanceState;
 use crate::rebuild::RebuildState;
 use crate::record::VolumeRecord;
 use crate::reservations::Reservations;
@@ -68,6 +69,8 @@ pub struct OpenPool {
     pub data_stores: Option<Arc<dyn OpenDataStores>>,
     /// The state of the job that makes fragments anew.
     pub rebuild: Arc<RebuildState>,
+    /// The state of the job that moves fragments to where they would be now.
+    pub rebalance: Arc<RebalanceState>,
     /// The pool has everything that it was restored from.
     pub is_complete: watch::Sender<bool>,
     /// The role of the owner among the members of the log, if it has several.

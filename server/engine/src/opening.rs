@@ -324,6 +324,7 @@ impl Taken {
             restored,
             data_stores,
             rebuild: Arc::default(),
+            rebalance: Arc::default(),
             role,
             steps,
         }

@@ -5,6 +5,7 @@
 
 use crate::conditions;
 use crate::open_pool::OpenPool;
+use crate::rebalance::{self, FUTILE_MAX, Pass};
 use crate::rebuild::{self, LOOK_PAUSE, WALK_PAUSE, WALK_PAUSE_MAX};
 use async_recursion::async_recursion;
 use block::ErrorKind;
@@ -16,6 +17,8 @@ use tokio::sync::watch;
 const OWNERSHIP_CHECK: Duration = Duration::from_secs(5);
 /// Pause between two looks at the data stores. Chosen by hand: one small read of each.
 const DATA_STORES_LOOK: Duration = Duration::from_secs(5);
+/// Pause of the rebalance when nothing can be moved now. Chosen by hand: a walk reads the records of all segments.
+const REBALANCE_PAUSE: Duration = Duration::from_secs(5);
 /// Pause between two checks for snapshots that are due.
 const SCHEDULE_CHECK: Duration = Duration::from_secs(5);
 
@@ -142,6 +145,53 @@ pub async fn run_rebuild(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
                 pause = if now == seen { pause } else { WALK_PAUSE };
                 break;
             }
+        }
+    }
+}
+
+/// Moves fragments to where they would be if their segments were written now, while the list of data stores says so,
+/// until `stop`.
+#[async_recursion]
+pub async fn run_rebalance(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    let Some(stores) = open.data_stores.clone() else { return };
+    let (mut pause, mut futile_count) = (LOOK_PAUSE, 0);
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(pause) => pause = LOOK_PAUSE,
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+        if !stores.status().is_rebalancing {
+            futile_count = 0;
+            continue;
+        }
+        let (pool, state, rebuild) =
+            (open.pool.clone(), open.rebalance.clone(), open.rebuild.clone());
+        let (of_pass, clock) = (Arc::clone(&stores), open.config.clock.clone());
+        let lane = pool.tier().background().clone();
+        let mut stopped = stop.clone();
+        let pass = lane.spawn(async move {
+            tokio::select! {
+                done = rebalance::pass(&pool, &state, &rebuild, &*of_pass, &*clock) => done,
+                _ = stopped.wait_for(|stop| *stop) => Ok(Pass::Waiting),
+            }
+        });
+        match pass.await {
+            Ok(Ok(Pass::Moved)) => futile_count = 0,
+            Ok(Ok(Pass::Waiting)) => pause = REBALANCE_PAUSE,
+            Ok(Ok(Pass::Futile)) => {
+                (pause, futile_count) = (REBALANCE_PAUSE, futile_count + 1);
+                if futile_count >= FUTILE_MAX {
+                    rebalance::end(&open.rebalance, &*stores).await;
+                }
+            }
+            Ok(Ok(Pass::Ended)) => rebalance::end(&open.rebalance, &*stores).await,
+            Ok(Err(error)) => {
+                pause = REBALANCE_PAUSE;
+                tracing::debug!(error = %error.chain(), "a walk for misplaced fragments was cut short");
+            }
+            // The supervisor of this job handles it.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => return,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The job that makes the fragments of segments anew which a lost data store had, and shows what the data would
-//! survive.
+//! The job that makes the fragments of segments anew which a lost data store had, moves those of stores that are to be
+//! empty, and shows what the data would survive.
 //!
 //! Invariants:
 //! - A walk through all segments comes before and after: what is shown was counted, never assumed.
@@ -10,6 +10,7 @@ use block::conditions::Report;
 use block::quantities::ByteSize;
 use block::{ConditionKind, Conditions, Result};
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tiering::rebuild::Redundancy;
 use tiering::segment_store::Depth;
@@ -21,7 +22,7 @@ pub(crate) const WALK_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// Pause between two looks whether a store has come or gone.
 pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// Longest rest after a segment.
-const REST_MAX: Duration = Duration::from_secs(1);
+pub(crate) const REST_MAX: Duration = Duration::from_secs(1);
 /// Subject of the condition.
 const POOL: &str = "pool";
 
@@ -38,6 +39,8 @@ pub struct RebuildStatus {
     pub bytes: u64,
     /// Cause of the last failure, until a segment succeeds.
     pub failure: Option<String>,
+    /// Numbers of the stores of which the last walk has found no fragment, and that got none since before it.
+    pub empty: BTreeSet<u32>,
 }
 
 /// Shared state of the job.
@@ -52,12 +55,20 @@ impl RebuildState {
     }
 }
 
-/// What decides whether a walk finds something else than the last one: for each store whether it fails and is lost,
-/// and the number of fragments that were not written.
-pub(crate) fn seen(stores: &dyn OpenDataStores) -> (Vec<(bool, bool)>, u64) {
+/// What decides whether a walk finds something else than the last one: for each store whether it fails, is lost and is
+/// to be empty, and the number of fragments that were not written.
+pub(crate) fn seen(stores: &dyn OpenDataStores) -> (Vec<(bool, bool, bool)>, u64) {
     let status = stores.status();
-    let states = status.stores.iter().map(|store| (store.failure.is_some(), store.is_lost));
+    let states = status.stores.iter().map(|store| {
+        (store.failure.is_some(), store.is_lost, store.is_draining || store.is_leaving)
+    });
     (states.collect(), status.missing_write_count)
+}
+
+/// Numbers of the stores that are to be empty.
+fn emptying(stores: &dyn OpenDataStores) -> BTreeSet<u32> {
+    let stores = stores.status().stores.into_iter();
+    stores.filter(|store| store.is_draining || store.is_leaving).map(|store| store.number).collect()
 }
 
 /// Walks, rebuilds what is lacking, and walks again if something was. Returns whether anything was rebuilt.
@@ -70,10 +81,16 @@ pub(crate) async fn round(
 ) -> Result<bool> {
     let mut is_any = false;
     loop {
+        let emptying_at_first = emptying(stores);
         let (found, lacking) = pool.tier().redundancy().await?;
         show(conditions, &found);
+        let named: BTreeSet<u32> = found.stores.keys().copied().collect();
+        let empty = match found.is_complete {
+            true => emptying_at_first.difference(&named).copied().collect(),
+            false => BTreeSet::new(),
+        };
         if found.is_complete
-            && let Err(error) = stores.forget_unnamed(&found.stores).await
+            && let Err(error) = stores.forget_unnamed(&named).await
         {
             tracing::warn!(
                 error = %error.chain(),
@@ -83,9 +100,16 @@ pub(crate) async fn round(
         {
             let mut state = state.0.lock();
             (state.redundancy, state.left_count) = (Some(found), lacking.len() as u64);
+            state.empty = empty;
         }
         let mut is_progress = false;
+        let emptying_now = emptying(stores);
         for number in lacking {
+            // Stores that a command drains meanwhile have segments that this walk did not count.
+            if emptying(stores) != emptying_now {
+                is_progress = true;
+                break;
+            }
             let begun: Instant = clock.now();
             let rebuilt = pool.tier().rebuild(number, Depth::Presence).await;
             {

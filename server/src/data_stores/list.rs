@@ -14,8 +14,13 @@ use control::store::Store;
 use datanode::Scheme;
 use engine::data_stores::FOLDER;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use uuid::Uuid;
 
+/// Feature of a document with fields that commands have set: [`StoreEntry::is_draining`], [`StoreEntry::is_added`] and
+/// [`List::is_rebalancing`]. A program that does not know them would write to stores that are drained, and drop added
+/// ones. Format: docs/format.md.
+const FEATURE_COMMANDS: u64 = 1;
 /// Documents kept for inspection.
 const KEEP_COUNT: usize = 3;
 
@@ -27,6 +32,9 @@ pub(super) struct List {
     pub(super) scheme: String,
     /// The stores, in the order of their numbers.
     pub(super) stores: Vec<StoreEntry>,
+    /// Fragments move to where they would be if their segments were written now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_rebalancing: bool,
 }
 
 /// A data store.
@@ -49,6 +57,19 @@ pub(super) struct StoreEntry {
     /// It is no longer configured, and gets no new fragments.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_leaving: bool,
+    /// A command has taken new fragments from it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_draining: bool,
+    /// A command has added it: it stays without being configured.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_added: bool,
+}
+
+impl StoreEntry {
+    /// Share of new fragments: none for a store that is to be empty.
+    pub(super) fn present_weight(&self) -> u32 {
+        if self.is_leaving || self.is_draining { 0 } else { self.weight }
+    }
 }
 
 impl List {
@@ -64,6 +85,21 @@ impl List {
             );
             Error::new(ErrorKind::Unsupported, what)
         })
+    }
+
+    /// Number of failure domains with a store that takes new fragments.
+    pub(super) fn domain_count(&self) -> usize {
+        let taking = self.stores.iter().filter(|entry| entry.present_weight() > 0);
+        taking.map(|entry| entry.domain.as_str()).collect::<BTreeSet<_>>().len()
+    }
+
+    /// The format of its document.
+    pub(super) fn format(&self) -> Format {
+        let of_command = |entry: &StoreEntry| entry.is_draining || entry.is_added;
+        match self.is_rebalancing || self.stores.iter().any(of_command) {
+            true => Format::with_incompatible(FEATURE_COMMANDS),
+            false => Format::CURRENT,
+        }
     }
 }
 
@@ -84,7 +120,8 @@ pub(super) struct Body {
 /// `Corrupt` for a damaged document; those of reading the store.
 pub(super) async fn read(store: &Store, key: &PoolKey, pool: Uuid) -> Result<(u64, Option<List>)> {
     let chain = Chain::new(store, FOLDER);
-    let Some((number, body)) = chain.newest_body::<Body>(key).await? else { return Ok((0, None)) };
+    let newest = chain.newest_body_with::<Body>(key, FEATURE_COMMANDS).await?;
+    let Some((number, body)) = newest else { return Ok((0, None)) };
     if body.pool != pool || body.number != number {
         return Err(corrupt(&chain.name(number), "it belongs elsewhere"));
     }
@@ -103,7 +140,7 @@ pub(super) async fn write(
     list: &List,
 ) -> Result<()> {
     let chain = Chain::new(store, FOLDER);
-    let (format, nonce) = (Format::CURRENT, to_hex(&random_bytes::<16>()));
+    let (format, nonce) = (list.format(), to_hex(&random_bytes::<16>()));
     let body = Body { format, pool, number, list: list.clone(), nonce };
     if chain.create(number, &seal_document(key, FOLDER, &body)?).await? == Created::Lost {
         let what =

@@ -5,6 +5,7 @@ use crate::serve::open_offline;
 use block::{BlockDevice, WriteFlags};
 use bytes::Bytes;
 use config::Override;
+use control::chain::Format;
 use engine::open_pool::OpenPool;
 use engine::opening::Opening;
 use engine::record::Durability;
@@ -321,6 +322,200 @@ async fn purge_takes_the_fragments_along_and_leaves_what_is_not_the_pools() {
     assert!(file_count(&place.aside(1)) > 1);
 }
 
+fn url(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn stores_of(open: &OpenPool) -> Arc<dyn OpenDataStores> {
+    open.data_stores.clone().expect("it has data stores")
+}
+
+/// The state of a store, by its directory.
+fn state(open: &OpenPool, dir: &Path) -> DataStoreStatus {
+    let stores = stores_of(open).status().stores;
+    stores.into_iter().find(|store| store.url == url(dir)).expect("it is in the list")
+}
+
+/// Walks and rebuilds until nothing is lacking. Returns the numbers of the stores that segments name.
+async fn rebuild(open: &OpenPool) -> BTreeSet<u32> {
+    loop {
+        let (found, lacking) = open.pool.tier().redundancy().await.unwrap();
+        if lacking.is_empty() {
+            return found.stores.into_keys().collect();
+        }
+        for number in lacking {
+            open.pool
+                .tier()
+                .rebuild(number, tiering::segment_store::Depth::Presence)
+                .await
+                .unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drained_store_gets_nothing_and_is_emptied_while_the_pool_runs() {
+    let mut place = Place::new("1+1", 3);
+    let open = place.open().await.unwrap();
+    write(&open, 100).await;
+    let drained = place.stores[0].clone();
+    let names = [url(&drained)];
+    let refused = stores_of(&open).drain(&["/nowhere".to_owned()]).await.unwrap_err();
+    assert!(refused.chain().contains("data list"), "{}", refused.chain());
+    stores_of(&open).drain(&names).await.unwrap();
+    stores_of(&open).drain(&names).await.expect("it is draining already");
+    let both = [url(&place.stores[0]), url(&place.stores[1])];
+    let refused = stores_of(&open).drain(&both).await.unwrap_err().chain();
+    assert!(refused.contains("1 failure domains") && refused.contains("needs 2"), "{refused}");
+    assert!(!state(&open, &place.stores[1]).is_draining, "nothing was changed");
+    let before = file_count(&drained);
+    write(&open, 200).await;
+    assert_eq!(file_count(&drained), before, "it gets nothing new");
+    let number = state(&open, &drained).number;
+    assert!(!rebuild(&open).await.contains(&number), "nothing names it");
+    read(&open, 200).await.unwrap();
+    open.close().await.unwrap();
+    // The flag outlives the owner.
+    let open = place.open().await.unwrap();
+    let found = state(&open, &drained);
+    assert!(found.is_draining && !found.is_leaving, "{found:?}");
+    read(&open, 200).await.unwrap();
+    stores_of(&open).undrain(&names).await.unwrap();
+    stores_of(&open).undrain(&names).await.expect("it is not draining");
+    let before = file_count(&drained);
+    write(&open, 300).await;
+    assert!(file_count(&drained) > before, "it gets fragments again");
+    // It is taken out of the configuration, and forgotten once it is empty.
+    stores_of(&open).drain(&names).await.unwrap();
+    open.close().await.unwrap();
+    place.stores.remove(0);
+    let open = place.open().await.unwrap();
+    assert!(state(&open, &drained).is_leaving);
+    let refused = stores_of(&open).undrain(&names).await.unwrap_err().chain();
+    assert!(refused.contains("no longer configured"), "{refused}");
+    let named = rebuild(&open).await;
+    stores_of(&open).forget_unnamed(&named).await.unwrap();
+    assert_eq!(stores_of(&open).status().stores.len(), 2);
+    read(&open, 300).await.unwrap();
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_store_is_replaced_and_the_list_has_the_new_one_until_it_is_configured() {
+    let mut place = Place::new("1+1", 2);
+    let open = place.open().await.unwrap();
+    write(&open, 100).await;
+    let (dead, new) = (place.stores[1].clone(), place.dir.path().join("new"));
+    place.unmount(1);
+    stores_of(&open).look().await;
+    let by = |dir: &Path| NewDataStore { url: url(dir), ..NewDataStore::default() };
+    let replace = async |new: &NewDataStore| {
+        let replaced = stores_of(&open).replace(&url(&dead), new).await;
+        replaced.map_err(|error| error.chain())
+    };
+    // What cannot be a store is refused, and changes nothing.
+    assert!(replace(&by(&new)).await.unwrap_err().contains("not there"), "a missing directory");
+    assert!(replace(&by(&place.stores[0])).await.unwrap_err().contains("already"));
+    assert!(replace(&by(&dead)).await.unwrap_err().contains("name another directory"));
+    let pool = place.dir.path().join("one/store");
+    assert!(replace(&by(&pool)).await.unwrap_err().contains("holds a pool"));
+    std::fs::create_dir(&new).unwrap();
+    let same = NewDataStore { domain: Some(url(&place.stores[0])), ..by(&new) };
+    assert!(replace(&same).await.unwrap_err().contains("1 failure domains"));
+    assert_eq!(file_count(&new), 0, "nothing was written there");
+    assert!(!state(&open, &dead).is_draining);
+    // The failure domain of the dead one is free.
+    let same = NewDataStore { domain: Some(url(&dead)), weight: Some(3), ..by(&new) };
+    replace(&same).await.unwrap();
+    replace(&same).await.expect("the answer may have been lost");
+    let found = state(&open, &new);
+    assert!(found.is_added && !found.is_leaving && found.weight == 3, "{found:?}");
+    assert!(state(&open, &dead).is_draining);
+    let (dead_number, new_number) = (state(&open, &dead).number, found.number);
+    let named = rebuild(&open).await;
+    assert!(named.contains(&new_number) && !named.contains(&dead_number), "{named:?}");
+    read(&open, 100).await.unwrap();
+    write(&open, 200).await;
+    assert!(file_count(&new) > 1, "it gets fragments");
+    open.close().await.unwrap();
+    // An owner whose configuration does not know it yet keeps it.
+    let open = place.open().await.unwrap();
+    assert!(state(&open, &new).is_added && !state(&open, &new).is_leaving);
+    read(&open, 200).await.unwrap();
+    open.close().await.unwrap();
+    // The configuration names it in place of the dead one.
+    place.stores[1] = new.clone();
+    let open = place.open().await.unwrap();
+    assert!(state(&open, &dead).is_leaving && !state(&open, &new).is_leaving);
+    let named = rebuild(&open).await;
+    stores_of(&open).forget_unnamed(&named).await.unwrap();
+    assert_eq!(stores_of(&open).status().stores.len(), 2, "the dead one is forgotten");
+    read(&open, 200).await.unwrap();
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn added_store_that_is_not_configured_leaves_once_it_is_drained() {
+    let place = Place::new("1+1", 3);
+    let open = place.open().await.unwrap();
+    write(&open, 100).await;
+    let (old, new) = (place.stores[0].clone(), place.dir.path().join("new"));
+    std::fs::create_dir(&new).unwrap();
+    let store = NewDataStore { url: url(&new), ..NewDataStore::default() };
+    stores_of(&open).replace(&url(&old), &store).await.unwrap();
+    stores_of(&open).undrain(&[url(&old)]).await.unwrap();
+    stores_of(&open).drain(&[url(&new)]).await.unwrap();
+    assert!(!state(&open, &new).is_leaving, "segments that are being written may have it");
+    open.close().await.unwrap();
+    let open = place.open().await.unwrap();
+    assert!(state(&open, &new).is_leaving);
+    stores_of(&open).undrain(&[url(&new)]).await.unwrap();
+    assert!(!state(&open, &new).is_leaving);
+    stores_of(&open).drain(&[url(&new)]).await.unwrap();
+    open.close().await.unwrap();
+    let open = place.open().await.unwrap();
+    let named = rebuild(&open).await;
+    stores_of(&open).forget_unnamed(&named).await.unwrap();
+    assert_eq!(stores_of(&open).status().stores.len(), 3);
+    read(&open, 100).await.unwrap();
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_store_gets_its_share_by_a_rebalance_that_outlives_its_owner() {
+    let mut place = Place::new("1+1", 3);
+    let fourth = place.stores.pop().unwrap();
+    let open = place.open().await.unwrap();
+    for from in [100, 200, 300] {
+        write(&open, from).await;
+    }
+    open.close().await.unwrap();
+    place.stores.push(fourth.clone());
+    let open = place.open().await.unwrap();
+    assert!(!stores_of(&open).status().is_rebalancing);
+    stores_of(&open).set_rebalancing(true).await.unwrap();
+    open.close().await.unwrap();
+    let open = place.open().await.unwrap();
+    assert!(stores_of(&open).status().is_rebalancing);
+    let (found, misplaced) = open.pool.tier().imbalance().await.unwrap();
+    assert!(found.segment_count > 0 && found.waiting_count == 0, "{found:?}");
+    assert_eq!(found.fragment_count, misplaced.len() as u64, "one of each goes to the new store");
+    for number in misplaced {
+        let report = open.pool.tier().rebalance(number).await.unwrap().expect("it is named");
+        assert_eq!((report.fragment_count, report.is_lacking), (1, false));
+        read(&open, 300).await.unwrap();
+    }
+    let (left, misplaced) = open.pool.tier().imbalance().await.unwrap();
+    assert_eq!((left.fragment_count, misplaced.len()), (0, 0));
+    let (counted, lacking) = open.pool.tier().redundancy().await.unwrap();
+    assert!(lacking.is_empty());
+    let contents = counted.stores.get(&state(&open, &fourth).number).copied().unwrap_or_default();
+    assert_eq!(contents.fragment_count, found.fragment_count);
+    stores_of(&open).set_rebalancing(false).await.unwrap();
+    assert!(!stores_of(&open).status().is_rebalancing);
+    open.close().await.unwrap();
+}
+
 #[test]
 fn documents_have_golden_bytes() {
     let entry = StoreEntry {
@@ -331,6 +526,8 @@ fn documents_have_golden_bytes() {
         domain: "drive 0".to_owned(),
         weight: 2,
         is_leaving: false,
+        is_draining: false,
+        is_added: false,
     };
     let pool = Uuid::from_bytes([7; 16]);
     let identity = Identity::of(pool, pool, &entry).encode().unwrap();
@@ -343,12 +540,28 @@ fn documents_have_golden_bytes() {
         url: "s3://far/pool".to_owned(),
         ..entry.clone()
     };
-    let list = List { scheme: "4+2".to_owned(), stores: vec![entry, leaving] };
+    let by_command = StoreEntry { is_draining: true, is_added: true, ..entry.clone() };
+    let stores = vec![entry, leaving];
+    let list = List { scheme: "4+2".to_owned(), stores, is_rebalancing: false };
     let text = "{\"scheme\":\"4+2\",\"stores\":[{\"number\":305419896,\"id\":\"8f1d7e6c-0000-4000-8000-000000000001\",\
                 \"url\":\"/mnt/nvme0/spindle\",\"domain\":\"drive 0\",\"weight\":2},{\"number\":305419896,\
                 \"id\":\"8f1d7e6c-0000-4000-8000-000000000001\",\"url\":\"s3://far/pool\",\"env_prefix\":\"DR_\",\
                 \"domain\":\"drive 0\",\"weight\":2,\"is_leaving\":true}]}";
     assert_eq!(serde_json::to_string(&list).unwrap(), text);
+    // A document without what commands set is that of before them.
+    assert_eq!(serde_json::from_str::<List>(text).unwrap(), list);
+    assert_eq!(list.format(), Format::CURRENT);
+    let changed = List { stores: vec![by_command], is_rebalancing: true, scheme: "4+2".to_owned() };
+    let text = "{\"scheme\":\"4+2\",\"stores\":[{\"number\":305419896,\"id\":\"8f1d7e6c-0000-4000-8000-000000000001\",\
+                \"url\":\"/mnt/nvme0/spindle\",\"domain\":\"drive 0\",\"weight\":2,\"is_draining\":true,\"is_added\":true}],\
+                \"is_rebalancing\":true}";
+    assert_eq!(serde_json::to_string(&changed).unwrap(), text);
+    assert_eq!(serde_json::from_str::<List>(text).unwrap(), changed);
+    let format = serde_json::to_string(&changed.format()).unwrap();
+    assert_eq!(
+        format,
+        "{\"version\":1,\"compatible\":0,\"read_only_compatible\":0,\"incompatible\":1}"
+    );
     let later = List { scheme: "40+4".to_owned(), ..list };
     assert!(later.scheme().unwrap_err().to_string().contains("update it"));
 }

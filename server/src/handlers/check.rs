@@ -5,12 +5,13 @@
 
 use api::Request;
 use api::copy::CopyRequest;
+use api::data::DataRequest;
 use api::device::DeviceRequest;
 use api::snapshot::{ScheduleChange, SnapshotRequest};
 use api::volume::VolumeRequest;
 use block::quantities::check_name;
 use block::{Error, ErrorKind, Result};
-use config::check_volume_size;
+use config::{DataStoreSettings, check_volume_size};
 use control::store::check_url;
 use engine::names::check_free_name;
 use engine::names::check_not_reserved;
@@ -27,6 +28,10 @@ pub(crate) fn check(request: &Request) -> Result<()> {
         Request::Snapshot(request) => check_snapshot(request),
         Request::Copy(CopyRequest::Add { copy }) => check_url(&copy.url),
         Request::Copy(CopyRequest::Remove { url } | CopyRequest::Sync { url }) => check_url(url),
+        Request::Data(DataRequest::Replace { new, domain, weight, env_prefix, .. }) => {
+            let (url, domain, env_prefix) = (new.clone(), domain.clone(), env_prefix.clone());
+            DataStoreSettings { url, domain, env_prefix, weight: *weight }.check()
+        }
         Request::Device(DeviceRequest::Attach { name, .. }) => check_volume_name(name),
         _ => Ok(()),
     }
@@ -122,6 +127,10 @@ mod tests {
             "copy rm az://",
             "copy add file://",
             "copy add s3:///prefix",
+            "data replace /a ftp://x/y",
+            "data replace /a spindle://",
+            "data replace /a /b --weight 0",
+            "data replace /a spindle://d1 --env-prefix A_",
         ] {
             let line = format!("spindle {line} --dir /d");
             let cli = Cli::try_parse_from(line.split(' ')).unwrap();

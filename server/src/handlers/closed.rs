@@ -11,6 +11,7 @@ use super::volume::{VolumeSeen, by_name, dedup_info, named_volume, volume_info_o
 use super::{convert, node};
 use crate::admin::AdminHandler;
 use api::copy::CopyRequest;
+use api::data::DataRequest;
 use api::pool::PoolRequest;
 use api::scrub::ScrubRequest;
 use api::snapshot::SnapshotRequest;
@@ -33,6 +34,7 @@ pub(crate) fn answers_closed(request: &Request) -> bool {
             | Request::Snapshot(SnapshotRequest::List { .. })
             | Request::Copy(CopyRequest::List {})
             | Request::Scrub(ScrubRequest::Status {})
+            | Request::Data(DataRequest::List {})
             | Request::Pool(PoolRequest::Status {})
     )
 }
@@ -161,6 +163,11 @@ impl AdminHandler for ClosedPool {
             }
             Request::Scrub(ScrubRequest::Status {}) => {
                 Ok(Reply::Scrub(scrub_info(self.scrub().await?)))
+            }
+            Request::Data(DataRequest::List {}) => {
+                let stores = self.data_stores.as_ref().ok_or_else(data::none)?;
+                let info = data_stores_info(stores.status(), RebuildStatus::default());
+                Ok(Reply::DataStores(info))
             }
             Request::Pool(PoolRequest::Status {}) => {
                 Ok(Reply::Status(Box::new(status_of(self).await?)))

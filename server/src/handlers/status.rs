@@ -6,11 +6,13 @@ use super::{AdminPool, convert, name_of, node};
 use crate::roles::members_of;
 use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
-    LogInfo, NbdInfo, RedundancyInfo, SpaceInfo, StalledInfo, StatusInfo, SurvivalInfo, TierInfo,
+    LogInfo, NbdInfo, RebalanceInfo, RedundancyInfo, SpaceInfo, StalledInfo, StatusInfo,
+    SurvivalInfo, TierInfo,
 };
 use block::{ConditionKind, Conditions};
 use engine::data_stores::{DataStoreStatus, DataStoresStatus};
 use engine::open_pool::OpenPool;
+use engine::rebalance::RebalanceStatus;
 use engine::rebuild::RebuildStatus;
 use engine::state::StalledVolume;
 use std::collections::BTreeMap;
@@ -87,10 +89,7 @@ impl AdminPool {
                 progress.stored_bytes,
                 tier.metadata_written_bytes,
             ),
-            data_stores: open
-                .data_stores
-                .as_ref()
-                .map(|stores| data_stores_info(stores.status(), open.rebuild.status())),
+            data_stores: open_data_stores_info(open),
             dedup: dedup_info(open.pool.records().iter(), &open.pool.dedup_status()),
             restored: open
                 .restored
@@ -111,16 +110,54 @@ impl AdminPool {
     }
 }
 
+/// Reports on the data stores; `None` if segments are objects.
+pub(super) fn open_data_stores_info(open: &OpenPool) -> Option<DataStoresInfo> {
+    let status = open.data_stores.as_ref()?.status();
+    let (is_running, rebalance) = (status.is_rebalancing, open.rebalance.status());
+    let mut info = data_stores_info(status, open.rebuild.status());
+    info.rebalance =
+        (is_running || rebalance.fragment_count > 0).then(|| rebalance_info(rebalance, is_running));
+    Some(info)
+}
+
+fn rebalance_info(status: RebalanceStatus, is_running: bool) -> RebalanceInfo {
+    RebalanceInfo {
+        is_running,
+        segment_count: status.segment_count,
+        misplaced_count: status.misplaced_count,
+        left_count: status.left_count,
+        waiting_count: status.waiting_count,
+        moved_count: status.fragment_count,
+        moved_bytes: status.bytes,
+        left_seconds: status.left_seconds,
+        failure: status.failure,
+    }
+}
+
+/// Reports on the data stores without the rebalance.
 pub(super) fn data_stores_info(status: DataStoresStatus, rebuild: RebuildStatus) -> DataStoresInfo {
-    let store = |store: DataStoreStatus| DataStoreInfo {
-        url: store.url,
-        domain: store.domain,
-        is_leaving: store.is_leaving,
-        failure: store.failure,
+    let counted = rebuild.redundancy.as_ref().map(|found| &found.stores);
+    let store = |store: DataStoreStatus| {
+        let contents = counted.map(|stores| stores.get(&store.number).copied().unwrap_or_default());
+        DataStoreInfo {
+            is_empty: rebuild.empty.contains(&store.number)
+                && (store.is_draining || store.is_leaving),
+            fragment_count: contents.map(|contents| contents.fragment_count),
+            fragment_bytes: contents.map(|contents| contents.bytes),
+            url: store.url,
+            domain: store.domain,
+            weight: store.weight,
+            is_draining: store.is_draining,
+            is_added: store.is_added,
+            is_leaving: store.is_leaving,
+            failure: store.failure,
+        }
     };
+    let rebalance = status.is_rebalancing.then(|| rebalance_info(RebalanceStatus::default(), true));
     DataStoresInfo {
         scheme: status.scheme,
         stores: status.stores.into_iter().map(store).collect(),
+        rebalance,
         read_count: status.read_count,
         degraded_read_count: status.degraded_read_count,
         hedged_read_count: status.hedged_read_count,

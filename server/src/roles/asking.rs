@@ -8,12 +8,15 @@
 
 use super::Roles;
 use super::messages::{self, Answer, Question};
+use api::data::DataRequest;
 use api::pool::{MoveInfo, PoolRequest};
 use api::volume::VolumeRequest;
 use api::{Reply, Request};
 use async_trait::async_trait;
 use block::{Error, ErrorKind, Result};
 use cluster::NodeId;
+use config::DriveUrl;
+use control::store::Store;
 use std::sync::Arc;
 use tokio::sync::{RwLock, watch};
 use uuid::Uuid;
@@ -50,6 +53,11 @@ fn concerns_pool(request: &Request) -> bool {
         },
         Request::Volume(VolumeRequest::Recover { .. }) => false,
         Request::Volume(_) | Request::Snapshot(_) | Request::Scrub(_) => true,
+        // A new store may be a directory of this machine, and its credentials in variables of this process.
+        Request::Data(DataRequest::Replace { new, env_prefix, .. }) => {
+            env_prefix.is_none() && is_anywhere(new)
+        }
+        Request::Data(_) => true,
         // They name files, variables or devices of the machine on which they were made.
         Request::Copy(_)
         | Request::Restore(_)
@@ -57,6 +65,11 @@ fn concerns_pool(request: &Request) -> bool {
         | Request::Device(_)
         | Request::Node(_) => false,
     }
+}
+
+/// Whether a URL means the same on every node.
+fn is_anywhere(url: &str) -> bool {
+    matches!(DriveUrl::parse(url), Ok(Some(_))) || matches!(Store::dir_of(url), Ok(None))
 }
 
 impl Roles {

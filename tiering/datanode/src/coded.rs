@@ -12,6 +12,7 @@ mod health;
 mod image;
 mod member;
 mod reading;
+mod rebalancing;
 mod rebuilding;
 mod writing;
 
@@ -30,7 +31,7 @@ use health::Way;
 use image::CodedImage;
 use member::Member;
 use object_store::{Error, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use reading::Coded;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -42,7 +43,7 @@ use tiering::segment::{
     FragmentPlace, Fragments, Placement, SealedSegment, SegmentInfo, SegmentName, StoredSegment,
 };
 use tiering::segment_store::{
-    Depth, Leftover, Listed, ObjectSegments, Rebuilt, RedundancyOf, SegmentStore,
+    Depth, Leftover, Listed, Misplaced, ObjectSegments, Rebuilt, RedundancyOf, SegmentStore,
 };
 
 /// Loss patterns whose tables are kept. Chosen by hand: those of one lost store, with any place in the
@@ -132,12 +133,18 @@ struct Counters {
     hedged_writes: AtomicU64,
 }
 
+/// The stores by their numbers.
+type Members = BTreeMap<StoreId, Arc<Member>>;
+
 /// Segments in fragments; see the module.
 #[derive(Debug)]
 pub struct CodedSegments {
     pool: [u8; 16],
     scheme: Scheme,
-    stores: BTreeMap<StoreId, Arc<Member>>,
+    /// Replaced as a whole when a store is added.
+    stores: RwLock<Arc<Members>>,
+    clock: Arc<dyn Clock>,
+    lost_after: Duration,
     /// Segments that are objects: written before the pool had stores of fragments, or read from a copy.
     objects: ObjectSegments,
     conditions: Conditions,
@@ -156,10 +163,13 @@ impl CodedSegments {
         let member = |named: NamedStore| {
             (named.info.id, Arc::new(Member::new(named, Arc::clone(&clock), lost_after)))
         };
+        let stores: Members = stores.into_iter().map(member).collect();
         CodedSegments {
             pool,
             scheme,
-            stores: stores.into_iter().map(member).collect(),
+            stores: RwLock::new(Arc::new(stores)),
+            clock,
+            lost_after,
             objects,
             conditions,
             debt_after,
@@ -171,7 +181,7 @@ impl CodedSegments {
 
     /// Looks at every store, and shows those that are away as conditions. To be called every few seconds.
     pub async fn look(&self) {
-        let looks = self.in_list().map(|member| async move {
+        let looks = self.in_list().into_iter().map(|member| async move {
             let _ = member.look().await;
             let failure = member.health().failure();
             let report = failure.map(|why| {
@@ -188,28 +198,54 @@ impl CodedSegments {
 
     /// Forgets a store that gets no fragments, and that no segment names any more: it is neither shown nor listed.
     pub fn forget(&self, id: StoreId) {
-        if let Some(member) = self.stores.get(&id) {
+        if let Some(member) = self.stores().get(&id) {
             member.forget();
             self.conditions.set(ConditionKind::DataStoreAway, &member.name, None);
         }
     }
 
+    /// Adds a store, which gets fragments from now on. One of the same number is replaced if it was forgotten, and
+    /// otherwise stays as it is.
+    pub fn add(&self, store: NamedStore) {
+        let mut stores = self.stores.write();
+        let id = store.info.id;
+        if stores.get(&id).is_none_or(|member| member.is_forgotten()) {
+            let member = Member::new(store, Arc::clone(&self.clock), self.lost_after);
+            let mut more = Members::clone(&stores);
+            more.insert(id, Arc::new(member));
+            *stores = Arc::new(more);
+        }
+    }
+
+    /// Sets the share of new fragments of a store. With 0 it gets none from now on, except those that are being
+    /// written, and a rebuild moves those that it has.
+    pub fn set_weight(&self, id: StoreId, weight: u32) {
+        if let Some(member) = self.stores().get(&id) {
+            member.set_weight(weight);
+        }
+    }
+
+    /// The stores as they are now.
+    fn stores(&self) -> Arc<Members> {
+        Arc::clone(&self.stores.read())
+    }
+
     /// The stores that were not forgotten.
-    fn in_list(&self) -> impl Iterator<Item = &Arc<Member>> {
-        self.stores.values().filter(|member| !member.is_forgotten())
+    fn in_list(&self) -> Vec<Arc<Member>> {
+        self.stores().values().filter(|member| !member.is_forgotten()).cloned().collect()
     }
 
     /// The states of the stores, in the order of their numbers.
     #[must_use]
     pub fn states(&self) -> Vec<StoreState> {
         let state = |member: &Arc<Member>| StoreState {
-            info: member.info.clone(),
+            info: member.info(),
             name: member.name.clone(),
             failure: member.health().failure(),
             lateness: member.health().lateness(),
             is_lost: member.is_lost(),
         };
-        self.in_list().map(state).collect()
+        self.in_list().iter().map(state).collect()
     }
 
     /// Scheme of new segments.
@@ -238,8 +274,8 @@ impl CodedSegments {
         FragmentOwner { pool: self.pool, segment: id, epoch, number: number.0 }
     }
 
-    fn member(&self, id: u32) -> Option<&Arc<Member>> {
-        self.stores.get(&StoreId(id))
+    fn member(&self, id: u32) -> Option<Arc<Member>> {
+        self.stores.read().get(&StoreId(id)).cloned()
     }
 
     /// Whether none of the stores is of this pool.
@@ -271,15 +307,15 @@ impl CodedSegments {
         let takes = |member: &&Arc<Member>| {
             !member.health().is_failing(Way::Read) && member.health().may_ask(Way::Write)
         };
-        let (well, failing): (Vec<_>, Vec<_>) = self.stores.values().partition(takes);
+        let stores = self.stores();
+        let (well, failing): (Vec<_>, Vec<_>) = stores.values().partition(takes);
         let infos = |members: &[&Arc<Member>]| -> Vec<StoreInfo> {
-            members.iter().map(|member| member.info.clone()).collect()
+            members.iter().map(|member| member.info()).collect()
         };
         let mut chosen = candidates(id, &infos(&well));
         if chosen.len() < count_min {
-            let is_covered = |member: &&&Arc<Member>| {
-                well.iter().any(|other| other.info.domain == member.info.domain)
-            };
+            let is_covered =
+                |member: &&&Arc<Member>| well.iter().any(|other| other.domain == member.domain);
             let rest: Vec<_> =
                 failing.iter().filter(|member| !is_covered(member)).copied().collect();
             chosen.extend(candidates(id, &infos(&rest)));
@@ -289,11 +325,12 @@ impl CodedSegments {
 
     /// The number of failure domains with a store that takes fragments, or has failed to for a short while only.
     fn able_domains(&self) -> usize {
-        let able = self.stores.values().filter(|member| {
+        let stores = self.stores();
+        let able = stores.values().filter(|member| {
             let failing_for = member.health().failing_for();
-            member.info.weight > 0 && (failing_for.is_zero() || failing_for < self.debt_after)
+            member.weight() > 0 && (failing_for.is_zero() || failing_for < self.debt_after)
         });
-        able.map(|member| member.info.domain.as_str()).collect::<BTreeSet<_>>().len()
+        able.map(|member| &member.domain).collect::<BTreeSet<_>>().len()
     }
 
     /// Writes the fragments of a segment, all of this generation. A store that fails is replaced by the next one.
@@ -338,12 +375,12 @@ impl CodedSegments {
     /// Lists the fragments that the stores have of a segment, as far as they answer.
     async fn find(&self, name: &SegmentName) -> Vec<(u32, FragmentName, u64)> {
         let mut found = Vec::new();
-        for (id, member) in self.stores.iter().filter(|(_, member)| !member.is_forgotten()) {
+        for member in self.in_list() {
             let mut listing = member.list(Some(name), OBJECT_COUNT_MAX);
             while let Some(listed) = listing.next().await {
                 match listed {
                     Ok(ListedFragment::Fragment(fragment, bytes)) => {
-                        found.push((id.0, fragment, bytes));
+                        found.push((member.id.0, fragment, bytes));
                     }
                     Ok(ListedFragment::Foreign) => {}
                     Err(error) => {
@@ -428,6 +465,20 @@ impl SegmentStore for CodedSegments {
         }
     }
 
+    fn misplaced(&self, segment: &StoredSegment) -> Misplaced {
+        match self.coded(segment) {
+            Ok(Some(coded)) => self.misplaced_of(&coded),
+            Ok(None) | Err(_) => Misplaced::default(),
+        }
+    }
+
+    async fn rebalance(&self, segment: &StoredSegment) -> Result<Rebuilt> {
+        match self.coded(segment)? {
+            None => Ok(Rebuilt::default()),
+            Some(coded) => self.rebalance_coded(&coded).await,
+        }
+    }
+
     async fn delete_moved(&self, segment: &StoredSegment, kept: &Placement) -> Result<()> {
         match self.coded(segment)? {
             None => Ok(()),
@@ -466,7 +517,7 @@ impl SegmentStore for CodedSegments {
     }
 
     fn list(&self, count_max: u64) -> BoxStream<'static, Result<Listed>> {
-        let listings = self.in_list().map(|member| {
+        let listings = self.in_list().into_iter().map(|member| {
             let listing = member.list(None, count_max).map_ok(|listed| match listed {
                 ListedFragment::Fragment(name, bytes) => {
                     Listed::Segment { name: name.segment, placement: None, bytes }

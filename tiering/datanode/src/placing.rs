@@ -48,6 +48,34 @@ pub fn candidates(segment: &[u8; 16], stores: &[StoreInfo]) -> Vec<StoreId> {
     scored.into_iter().map(|(_, store)| store.id).collect()
 }
 
+/// A store that has a fragment of a segment, or would get one, and its failure domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held<'a> {
+    pub(crate) store: StoreId,
+    pub(crate) domain: &'a str,
+}
+
+/// Chooses which fragments of a segment move, and where to. `held` has the store of each fragment, on distinct failure
+/// domains; `wanted` the stores that would get them now, on distinct domains, too. Returns indexes of
+/// fragments and their new stores: from stores that are not wanted to wanted ones without a fragment. Any part of
+/// these moves leaves no two fragments in one domain.
+pub(crate) fn moves(held: &[Held<'_>], wanted: &[Held<'_>]) -> Vec<(usize, StoreId)> {
+    let is_wanted = |one: &Held<'_>| wanted.iter().any(|other| other.store == one.store);
+    let mut from: Vec<usize> = (0..held.len()).filter(|index| !is_wanted(&held[*index])).collect();
+    let lacks = |one: &&Held<'_>| held.iter().all(|other| other.store != one.store);
+    let mut moves = Vec::new();
+    let mut rest = Vec::new();
+    // A domain that has a fragment already gets no other one.
+    for to in wanted.iter().filter(lacks) {
+        match from.iter().position(|index| held[*index].domain == to.domain) {
+            Some(at) => moves.push((from.remove(at), to.store)),
+            None => rest.push(to.store),
+        }
+    }
+    moves.extend(from.into_iter().zip(rest));
+    moves
+}
+
 fn score(segment: &[u8; 16], store: &StoreInfo) -> f64 {
     let hash = XxHash64::oneshot(u64::from(store.id.0), segment);
     // In (0, 1): both ends are excluded.
@@ -90,6 +118,24 @@ mod tests {
             assert!((700..1300).contains(&counts[id]), "{counts:?}");
         }
         assert!(counts[8] > 2 * counts[4], "{counts:?}");
+    }
+
+    #[test]
+    fn fragments_move_only_to_wanted_stores_and_never_into_a_taken_domain() {
+        let domains = ["a", "a", "b", "c", "d", "e"];
+        let held = |ids: &[u32]| -> Vec<Held<'_>> {
+            let one = |id: &u32| Held { store: StoreId(*id), domain: domains[*id as usize - 1] };
+            ids.iter().map(one).collect()
+        };
+        let moved = |from: &[u32], to: &[u32]| -> Vec<(usize, u32)> {
+            let moves = moves(&held(from), &held(to));
+            moves.into_iter().map(|(index, id)| (index, id.0)).collect()
+        };
+        assert_eq!(moved(&[1, 3, 4], &[4, 1, 3]), [], "their order does not matter");
+        assert_eq!(moved(&[1, 3, 4], &[5, 3, 1]), [(2, 5)]);
+        // Store 2 is in the domain of store 1: only the fragment of that one may go there.
+        assert_eq!(moved(&[4, 1, 3], &[2, 5, 3]), [(1, 2), (0, 5)]);
+        assert_eq!(moved(&[1, 3, 4], &[6, 2]), [(0, 2), (1, 6)], "one finds no place");
     }
 
     #[test]

@@ -9,6 +9,8 @@ block::seeded_bugs! {
     header_unchecked: "header-unchecked",
     /// A write waits for a store however late it is.
     late_store_awaited: "late-store-awaited",
+    /// A fragment is deleted from the store that it leaves before the metadata names its new place.
+    moved_fragment_deleted_early: "moved-fragment-deleted-early",
     /// A directory without the store's identity counts as the store.
     witness_unchecked: "witness-unchecked",
 }

@@ -1,7 +1,7 @@
-//! What segments would survive, and fragments made anew, for the callers of the tier.
+//! What segments would survive, and fragments made anew or moved, for the callers of the tier.
 
 use super::Tier;
-use crate::rebuild::{RebuildReport, Redundancy};
+use crate::rebuild::{Imbalance, RebuildReport, Redundancy};
 use crate::segment::SegmentNumber;
 use crate::segment_store::Depth;
 use async_recursion::async_recursion;
@@ -38,5 +38,26 @@ impl Tier {
     pub async fn rebuild(&self, number: u64, depth: Depth) -> Result<Option<RebuildReport>> {
         self.parts.pool.check_writable()?;
         self.parts.jobs.repair.rebuild.rebuild(SegmentNumber(number), depth).await
+    }
+
+    /// Walks the records of all segments. Returns how many fragments are not where they would be if their segments
+    /// were written now, and the numbers of segments of which some can be moved. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// Database errors; `Fenced` when another process owns the pool.
+    #[async_recursion]
+    pub async fn imbalance(&self) -> Result<(Imbalance, Vec<u64>)> {
+        self.parts.jobs.repair.rebuild.walk_misplaced().await
+    }
+
+    /// Moves fragments of a segment to where they would be if it were written now, in memory of a few segments.
+    /// `None` if the map no longer names it. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// Like [`Tier::rebuild`].
+    #[async_recursion]
+    pub async fn rebalance(&self, number: u64) -> Result<Option<RebuildReport>> {
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.repair.rebuild.rebalance(SegmentNumber(number)).await
     }
 }

@@ -224,7 +224,7 @@ pub fn place(url: &str) -> Result<String> {
     path.map_err(|_| usage(format!("read {url}: it is not UTF-8")))
 }
 
-fn check_env_prefix(prefix: Option<&str>) -> Result<()> {
+pub(super) fn check_env_prefix(prefix: Option<&str>) -> Result<()> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     match prefix {
         Some(prefix) if prefix.is_empty() || !prefix.bytes().all(is_plain) => {

@@ -1,7 +1,7 @@
 //! Fixed replies for the golden tests, by noun.
 
 use super::nodes::data_nodes;
-use super::{Case, case, done, reply, serving};
+use super::{Case, case, data, done, reply, serving};
 use crate::print;
 use api::Reply;
 use api::config::{ConfigInfo, ConfigRow, ExampleInfo, OptionInfo, VersionInfo};
@@ -16,8 +16,8 @@ use api::restore::{PoolFromCopy, RestoreInfo};
 use api::scrub::{BadSegmentInfo, ScrubInfo};
 use api::snapshot::{DiffExtent, DiffInfo, Keep, ScheduleInfo, ScheduledInfo, SnapshotInfo};
 use api::status::{
-    AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
-    LogInfo, NbdInfo, RedundancyInfo, SpaceInfo, StalledInfo, StatusInfo, SurvivalInfo, TierInfo,
+    AtRisk, CacheInfo, ConditionCount, ConditionInfo, DestageInfo, LogInfo, NbdInfo, SpaceInfo,
+    StalledInfo, StatusInfo, TierInfo,
 };
 use api::volume::{DedupInfo, Durability, RecoveredInfo, VolumeInfo};
 use std::collections::BTreeMap;
@@ -452,39 +452,7 @@ fn eventful_status() -> StatusInfo {
             stuck_count: 1,
             held_count: 2,
         },
-        data_stores: Some(DataStoresInfo {
-            scheme: "4+2".to_owned(),
-            stores: vec![
-                DataStoreInfo {
-                    url: "/mnt/nvme0/spindle".to_owned(),
-                    domain: "drive 0".to_owned(),
-                    ..DataStoreInfo::default()
-                },
-                DataStoreInfo {
-                    url: "/mnt/nvme1/spindle".to_owned(),
-                    domain: "drive 1".to_owned(),
-                    is_leaving: true,
-                    failure: Some("a disk may not be mounted".to_owned()),
-                },
-            ],
-            read_count: 100,
-            degraded_read_count: 20,
-            hedged_read_count: 3,
-            written_bytes: 3 << 20,
-            missing_write_count: 4,
-            redundancy: Some(RedundancyInfo {
-                survivals: vec![
-                    SurvivalInfo { losses: Some(1), bytes: 1 << 30 },
-                    SurvivalInfo { losses: Some(2), bytes: 2 << 30 },
-                ],
-                lacking_count: 32,
-                lacking_bytes: 1 << 30,
-            }),
-            rebuild_left_count: 30,
-            rebuilt_count: 2,
-            rebuilt_bytes: 16 << 20,
-            rebuild_failure: Some("no store takes it".to_owned()),
-        }),
+        data_stores: Some(data::in_status()),
         dedup: Some(DedupInfo {
             is_on: true,
             block_count: 3000,

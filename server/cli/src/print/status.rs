@@ -1,9 +1,10 @@
 //! Text output about the state of a pool.
 
-use super::{member, node, pairs};
+use super::{data, member, node, pairs};
 use api::restore::RestoreInfo;
 use api::status::{
-    CacheInfo, ConditionInfo, DataStoresInfo, NbdInfo, RedundancyInfo, SpaceInfo, StatusInfo,
+    CacheInfo, ConditionInfo, DataStoreInfo, DataStoresInfo, NbdInfo, RedundancyInfo, SpaceInfo,
+    StatusInfo,
 };
 use block::quantities::{ByteSize, utc};
 use block::units::BLOCK_BYTES;
@@ -213,8 +214,22 @@ fn data_stores(found: &DataStoresInfo) -> String {
         0 => String::new(),
         count => format!(", {count} no longer configured"),
     };
+    let draining: Vec<&DataStoreInfo> =
+        found.stores.iter().filter(|store| store.is_draining && !store.is_leaving).collect();
+    let draining = match draining.len() {
+        0 => String::new(),
+        count => {
+            let bytes: Option<u64> = draining.iter().map(|store| store.fragment_bytes).sum();
+            let left = bytes.map(|bytes| format!(" with {} left", ByteSize(bytes).rounded()));
+            format!(", {count} draining{}", left.unwrap_or_default())
+        }
+    };
+    let rebalance = found
+        .rebalance
+        .as_ref()
+        .map_or_else(String::new, |info| format!("; rebalance: {}", data::rebalance(info)));
     format!(
-        "{} over {} data stores, {answering} of which answer{leaving}{risk}{rebuilt}; {} reads, {} decoded, {} hedged",
+        "{} over {} data stores, {answering} of which answer{leaving}{draining}{risk}{rebuilt}{rebalance}; {} reads, {} decoded, {} hedged",
         found.scheme,
         found.stores.len(),
         found.read_count,

@@ -8,7 +8,7 @@
 use super::NamedStore;
 use super::health::{Health, Way};
 use crate::fragment_store::{Check, FragmentName, FragmentStore, ListedFragment};
-use crate::placing::StoreInfo;
+use crate::placing::{StoreId, StoreInfo};
 use block::env::Clock;
 use bytes::Bytes;
 use futures::StreamExt;
@@ -16,7 +16,7 @@ use futures::stream::BoxStream;
 use object_store::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 use tiering::segment::SegmentName;
 use tokio::sync::Semaphore;
@@ -29,7 +29,11 @@ const RATE_MIN: u64 = 1 << 20;
 /// A store of fragments; see the module.
 #[derive(Debug)]
 pub(super) struct Member {
-    pub(super) info: StoreInfo,
+    pub(super) id: StoreId,
+    /// What fails together with it.
+    pub(super) domain: Arc<str>,
+    /// Share of new fragments; it changes while the pool runs.
+    weight: AtomicU32,
     /// Its URL, for people.
     pub(super) name: String,
     store: Arc<dyn FragmentStore>,
@@ -46,7 +50,23 @@ impl Member {
         let NamedStore { info, name, store, width } = named;
         let (health, places) = (Health::new(Arc::clone(&clock)), Arc::new(Semaphore::new(width)));
         let is_forgotten = AtomicBool::new(false);
-        Member { info, name, store, places, health, clock, lost_after, is_forgotten }
+        let StoreInfo { id, domain, weight } = info;
+        let (domain, weight) = (Arc::from(domain), AtomicU32::new(weight));
+        Member { id, domain, weight, name, store, places, health, clock, lost_after, is_forgotten }
+    }
+
+    /// What the choice of stores knows of it now.
+    pub(super) fn info(&self) -> StoreInfo {
+        StoreInfo { id: self.id, domain: self.domain.to_string(), weight: self.weight() }
+    }
+
+    /// Share of new fragments; with 0 it gets none.
+    pub(super) fn weight(&self) -> u32 {
+        self.weight.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_weight(&self, weight: u32) {
+        self.weight.store(weight, Ordering::Relaxed);
     }
 
     /// Whether the store has been away for so long that its fragments are made anew elsewhere.

@@ -8,7 +8,7 @@
 use super::health::Way;
 use super::image::{CodedImage, failed_by};
 use super::reading::{Coded, is_damage};
-use super::{CodedSegments, names};
+use super::{CodedSegments, names, unknown_store};
 use crate::placing::{StoreId, StoreInfo, candidates};
 use crate::seeded_bugs::seeded_bugs;
 use bytes::Bytes;
@@ -27,16 +27,16 @@ const READS_AT_ONCE: usize = 8;
 impl CodedSegments {
     /// Whether a fragment counts as stored for good: its store is one of the pool that stays and is not lost.
     fn stays(&self, place: &FragmentPlace) -> bool {
-        self.member(place.store).is_some_and(|member| member.info.weight > 0 && !member.is_lost())
+        self.member(place.store).is_some_and(|member| member.weight() > 0 && !member.is_lost())
     }
 
-    fn domain(&self, place: &FragmentPlace) -> Option<&str> {
-        self.member(place.store).map(|member| member.info.domain.as_str())
+    pub(super) fn domain(&self, place: &FragmentPlace) -> Option<Arc<str>> {
+        self.member(place.store).map(|member| Arc::clone(&member.domain))
     }
 
     /// The fragments that do not stay where they are: their store does not, or has another fragment of the segment
     /// in its failure domain.
-    fn leaving(&self, fragments: &Fragments) -> BTreeSet<usize> {
+    pub(super) fn leaving(&self, fragments: &Fragments) -> BTreeSet<usize> {
         let mut domains = BTreeSet::new();
         let mut leaves = |place: &FragmentPlace| {
             !self.stays(place) || self.domain(place).is_none_or(|domain| !domains.insert(domain))
@@ -48,11 +48,11 @@ impl CodedSegments {
     pub(super) fn redundancy_of(&self, segment: &StoredSegment) -> Option<RedundancyOf> {
         let coded = self.coded(segment).ok()??;
         // A failure domain is lost as a whole.
-        let mut domains: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut domains: BTreeMap<Arc<str>, usize> = BTreeMap::new();
         for place in &coded.fragments.places {
             let member = self.member(place.store);
             if let Some(member) = member.filter(|it| !it.health().is_failing(Way::Read)) {
-                *domains.entry(member.info.domain.as_str()).or_default() += 1;
+                *domains.entry(Arc::clone(&member.domain)).or_default() += 1;
             }
         }
         let mut counts: Vec<usize> = domains.into_values().collect();
@@ -101,7 +101,7 @@ impl CodedSegments {
 
     /// Reads and verifies as many fragments as are needed, or all of them, and adds to the wanted ones those that do
     /// not verify.
-    async fn read_sources(
+    pub(super) async fn read_sources(
         &self,
         coded: &Coded,
         depth: Depth,
@@ -165,14 +165,16 @@ impl CodedSegments {
     fn free(&self, coded: &Coded, wanted: &BTreeSet<usize>) -> Vec<StoreId> {
         let places = coded.fragments.places.iter().enumerate();
         let stay = places.filter(|(index, _)| !wanted.contains(index));
-        let domains: BTreeSet<&str> = stay.filter_map(|(_, place)| self.domain(place)).collect();
-        let takes = self.stores.values().filter(|member| {
+        let domains: BTreeSet<Arc<str>> =
+            stay.filter_map(|(_, place)| self.domain(place)).collect();
+        let stores = self.stores();
+        let takes = stores.values().filter(|member| {
             let health = member.health();
-            !domains.contains(member.info.domain.as_str())
+            !domains.contains(&member.domain)
                 && !health.is_failing(Way::Read)
                 && health.is_due(Way::Write)
         });
-        let infos: Vec<StoreInfo> = takes.map(|member| member.info.clone()).collect();
+        let infos: Vec<StoreInfo> = takes.map(|member| member.info()).collect();
         candidates(&coded.name.id, &infos)
     }
 
@@ -194,7 +196,7 @@ impl CodedSegments {
         // A fragment that moves may leave a failure domain to another one.
         loop {
             let fits = |index: &usize, id: &StoreId| {
-                let domain = self.stores.get(id).map(|member| member.info.domain.as_str());
+                let domain = self.member(id.0).map(|member| Arc::clone(&member.domain));
                 let mut others = placement.places.iter().enumerate();
                 seeded_bugs().domain_shared
                     || !others.any(|(other, place)| other != *index && self.domain(place) == domain)
@@ -204,31 +206,36 @@ impl CodedSegments {
                 Some((*index, at))
             });
             let Some((index, at)) = pair else { break };
-            let id = free.remove(at);
-            let fragment = &image.fragments[index];
-            match self.stores[&id].put(&image.name(&coded.name, index), fragment.parts()).await {
-                Ok(()) => {
-                    placement.places[index] = FragmentPlace { store: id.0, generation: next };
+            match self.put_anew(coded, &image, index, free.remove(at)).await {
+                Ok((place, bytes)) => {
+                    placement.places[index] = place;
                     left.remove(&index);
                     rebuilt.fragment_count += 1;
-                    rebuilt.bytes += fragment.bytes();
+                    rebuilt.bytes += bytes;
                 }
                 Err(error) => failure = Some(error),
             }
         }
         rebuilt.is_lacking = !left.is_empty();
-        match (rebuilt.fragment_count, failure) {
-            (0, Some(error)) => Err(error),
-            (0, None) => Ok(rebuilt),
-            _ => {
-                rebuilt.placement = Some(Placement::Fragments(Arc::new(placement)));
-                Ok(rebuilt)
-            }
-        }
+        finished(rebuilt, placement, failure)
+    }
+
+    /// Writes a fragment of the image to a store. Returns its place and its bytes.
+    pub(super) async fn put_anew(
+        &self,
+        coded: &Coded,
+        image: &CodedImage,
+        index: usize,
+        id: StoreId,
+    ) -> Result<(FragmentPlace, u64)> {
+        let (fragment, name) = (&image.fragments[index], image.name(&coded.name, index));
+        let member = self.member(id.0).ok_or_else(|| unknown_store(id.0))?;
+        member.put(&name, fragment.parts()).await?;
+        Ok((FragmentPlace { store: id.0, generation: name.generation }, fragment.bytes()))
     }
 
     /// Codes the segment once more, with the wanted fragments of generation `next`.
-    async fn coded_anew(
+    pub(super) async fn coded_anew(
         &self,
         coded: &Coded,
         wanted: &BTreeSet<usize>,
@@ -264,5 +271,21 @@ impl CodedSegments {
     async fn read_verified(&self, coded: &Coded, index: usize) -> Result<Bytes> {
         let len = coded.payload_bytes(index);
         self.read_fragment(coded, index, 0..len, true).await
+    }
+}
+
+/// The outcome once the fragments are written: an error only if none was.
+pub(super) fn finished(
+    mut rebuilt: Rebuilt,
+    placement: Fragments,
+    failure: Option<Error>,
+) -> Result<Rebuilt> {
+    match (rebuilt.fragment_count, failure) {
+        (0, Some(error)) => Err(error),
+        (0, None) => Ok(rebuilt),
+        _ => {
+            rebuilt.placement = Some(Placement::Fragments(Arc::new(placement)));
+            Ok(rebuilt)
+        }
     }
 }

@@ -746,3 +746,134 @@ async fn nothing_is_made_of_fragments_that_do_not_verify() {
     }
     assert_eq!(world.all_fragments().await, before, "and nothing was changed");
 }
+
+impl World {
+    async fn rebalanced(&self, stored: &StoredSegment) -> (StoredSegment, Rebuilt) {
+        let rebuilt = self.coded.rebalance(stored).await.expect("all answer");
+        let placement = rebuilt.placement.clone().unwrap_or_else(|| stored.placement.clone());
+        (StoredSegment { info: stored.info, placement }, rebuilt)
+    }
+
+    /// Adds a store in a failure domain of its own.
+    async fn join(&mut self) -> u32 {
+        let (id, store) = (self.stores.len() as u32 + 1, IllStore::default());
+        self.stores.push(store.clone());
+        let store = named(id, format!("node {id}"), Arc::new(store), &self.clock).await;
+        self.coded.add(store);
+        id
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_that_is_drained_while_it_is_used_gets_nothing_and_gives_what_it_has() {
+    let world = world("4+2", 7).await;
+    let mut all = Vec::new();
+    for number in 40..60 {
+        let (sealed, frames) = segment(number, 30);
+        all.push((world.put(&sealed).await, sealed, frames));
+    }
+    world.coded.set_weight(StoreId(2), 0);
+    assert_eq!(world.coded.states()[1].info.weight, 0);
+    let (sealed, _) = segment(60, 30);
+    let stored = world.put(&sealed).await;
+    assert!(!fragments(&stored).stores().any(|id| id == 2));
+    world.coded.delete(&Leftover::from(&stored)).await.expect("it deletes");
+    let mut moved_count = 0;
+    for (stored, sealed, frames) in &all {
+        let had = fragments(stored).stores().filter(|id| *id == 2).count();
+        let state = world.coded.redundancy(stored).expect("it is coded");
+        assert_eq!(state, RedundancyOf { spare: Some(2), is_lacking: had > 0 });
+        let (moved, rebuilt) = world.rebuilt(stored, Depth::Presence).await;
+        assert_eq!(rebuilt.fragment_count, had as u64);
+        assert!(!fragments(&moved).stores().any(|id| id == 2));
+        reads_right(&world, &moved, sealed, frames).await;
+        moved_count += had;
+    }
+    assert!(moved_count > 5, "{moved_count}");
+    assert!(world.all_fragments().await.iter().all(|(id, _)| *id != 2), "it is empty");
+    // With its weight it gets fragments again.
+    world.coded.set_weight(StoreId(2), 1);
+    let mut used = BTreeSet::new();
+    for number in 61..70 {
+        used.extend(fragments(&world.put(&segment(number, 30).0).await).stores());
+    }
+    assert!(used.contains(&2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rebalance_moves_only_what_a_new_store_would_have_and_keeps_the_old_until_told() {
+    let mut world = world("4+2", 8).await;
+    let mut all = Vec::new();
+    for number in 70..110 {
+        let (sealed, frames) = segment(number, 30);
+        let stored = world.put(&sealed).await;
+        assert_eq!(world.coded.misplaced(&stored), Misplaced::default(), "it was just written");
+        all.push((stored, sealed, frames));
+    }
+    let new = world.join().await;
+    let mut share = 0;
+    for (stored, sealed, frames) in &all {
+        let wanted = world.coded.misplaced(stored);
+        let (moved, rebuilt) = world.rebalanced(stored).await;
+        assert_eq!(rebuilt.fragment_count, wanted.fragment_count as u64);
+        assert!(wanted.fragment_count <= 1 && wanted.waiting_count == 0, "{wanted:?}");
+        let places = fragments(stored).places.iter().zip(&fragments(&moved).places);
+        let changed: Vec<_> = places.filter(|(old, new)| old != new).collect();
+        assert_eq!(changed.len(), wanted.fragment_count);
+        assert!(changed.iter().all(|(_, to)| to.store == new && to.generation == 2), "{changed:?}");
+        share += changed.len();
+        // Nothing is deleted before the metadata names the new placement: all six are at the old places.
+        for (id, name) in names(&sealed.info.name(), fragments(stored)) {
+            let found = world.store(id).inner().head(&name.path()).await;
+            assert!(found.is_ok(), "{name} is gone from store {id}");
+        }
+        reads_right(&world, stored, sealed, frames).await;
+        reads_right(&world, &moved, sealed, frames).await;
+        world.coded.delete_moved(stored, &moved.placement).await.expect("all answer");
+        reads_right(&world, &moved, sealed, frames).await;
+        let whole = RedundancyOf { spare: Some(2), is_lacking: false };
+        assert_eq!(world.coded.redundancy(&moved), Some(whole));
+        // It is where it would be now, and does not move again.
+        assert_eq!(world.coded.misplaced(&moved), Misplaced::default());
+        assert!(world.rebalanced(&moved).await.1.placement.is_none());
+    }
+    // 6 of 9 stores have a fragment of each segment.
+    assert!(share > 40 * 6 / 9 / 2, "{share}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rebalance_leaves_segments_that_lack_fragments_and_waits_for_stores_that_are_away() {
+    let mut world = world("2+1", 4).await;
+    let mut all = Vec::new();
+    for number in 120..150 {
+        let (sealed, _) = segment(number, 30);
+        all.push(world.put(&sealed).await);
+    }
+    let new = world.join().await;
+    let moving = |world: &World| -> (usize, usize) {
+        let all = all.iter().map(|stored| world.coded.misplaced(stored));
+        all.fold((0, 0), |sum, one| (sum.0 + one.fragment_count, sum.1 + one.waiting_count))
+    };
+    let (count, waiting) = moving(&world);
+    assert!(count > 5 && waiting == 0, "{count} {waiting}");
+    // The new one is away for a while: everything waits for it, and nothing is written.
+    world.kill(new);
+    world.coded.look().await;
+    assert_eq!(moving(&world), (0, count));
+    let before = world.all_fragments().await;
+    for stored in &all {
+        assert!(world.rebalanced(stored).await.1.placement.is_none());
+    }
+    assert_eq!(world.all_fragments().await, before);
+    // Once it is lost, nothing waits for it.
+    world.clock.advance(LOST_AFTER);
+    assert_eq!(moving(&world), (0, 0));
+    world.heal().await;
+    assert_eq!(moving(&world), (count, 0));
+    // What leaves is for the rebuild.
+    world.coded.set_weight(StoreId(1), 0);
+    let on_first = |stored: &&StoredSegment| fragments(stored).stores().any(|id| id == 1);
+    for stored in all.iter().filter(on_first) {
+        assert_eq!(world.coded.misplaced(stored), Misplaced::default());
+    }
+}

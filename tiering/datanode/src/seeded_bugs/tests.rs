@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 /// Each bug, with a test that must fail.
-const FOUND_BY: [(&str, &str); 5] = [
+const FOUND_BY: [(&str, &str); 6] = [
     (
         "debt-at-once",
         "coded::tests::store_that_fails_is_replaced_and_without_another_one_the_debt_is_recorded",
@@ -11,6 +11,10 @@ const FOUND_BY: [(&str, &str); 5] = [
     ("domain-shared", "coded::tests::no_two_fragments_share_a_domain"),
     ("header-unchecked", "coded::tests::fragment_of_another_segment_counts_for_nothing"),
     ("late-store-awaited", "coded::tests::fragment_of_a_store_that_is_late_goes_to_another_one"),
+    (
+        "moved-fragment-deleted-early",
+        "coded::tests::rebalance_moves_only_what_a_new_store_would_have_and_keeps_the_old_until_told",
+    ),
     ("witness-unchecked", "coded::tests::store_whose_witness_is_gone_is_away_and_not_empty"),
 ];
 

@@ -1,0 +1,66 @@
+//! Text output about the data stores.
+
+use super::table;
+use api::status::{DataStoreInfo, DataStoresInfo, RebalanceInfo};
+use block::quantities::{ByteSize, Span};
+use std::fmt::Write;
+
+pub(super) fn stores(info: &DataStoresInfo) -> String {
+    let head = ["STORE", "DOMAIN", "WEIGHT", "FRAGMENTS", "BYTES", "STATE"].map(str::to_owned);
+    let rows: Vec<Vec<String>> =
+        std::iter::once(head.to_vec()).chain(info.stores.iter().map(row)).collect();
+    let mut text = table(&rows, &[2, 3, 4]);
+    if let Some(found) = &info.rebalance {
+        let _ = writeln!(text, "rebalance: {}", rebalance(found));
+    }
+    text
+}
+
+fn row(store: &DataStoreInfo) -> Vec<String> {
+    let figure = |figure: Option<String>| figure.unwrap_or_else(|| "-".to_owned());
+    vec![
+        store.url.clone(),
+        store.domain.clone(),
+        store.weight.to_string(),
+        figure(store.fragment_count.map(|count| count.to_string())),
+        figure(store.fragment_bytes.map(|bytes| ByteSize(bytes).rounded())),
+        state(store),
+    ]
+}
+
+fn state(store: &DataStoreInfo) -> String {
+    let goes = match (store.is_leaving, store.is_empty) {
+        (true, _) => Some("is no longer configured"),
+        (false, true) => Some("empty: take it out of `data.stores`"),
+        (false, false) if store.is_draining => Some("draining"),
+        (false, false) => None,
+    };
+    let fails = store.failure.as_ref().map(|why| format!("fails: {why}"));
+    let added = (store.is_added && goes.is_none()).then(|| "added by command".to_owned());
+    let all: Vec<String> = goes.map(str::to_owned).into_iter().chain(added).chain(fails).collect();
+    match all.is_empty() {
+        true => "in use".to_owned(),
+        false => all.join("; "),
+    }
+}
+
+/// Describes how far the rebalance is.
+pub(super) fn rebalance(info: &RebalanceInfo) -> String {
+    let moved =
+        format!("{} fragments moved ({})", info.moved_count, ByteSize(info.moved_bytes).rounded());
+    if !info.is_running {
+        return format!("{moved}; it does not run");
+    }
+    let left = info
+        .left_seconds
+        .map_or_else(String::new, |left| format!(", about {} left", Span::from_secs(left)));
+    let waiting = match info.waiting_count {
+        0 => String::new(),
+        count => format!("; {count} fragments wait for data stores that fail"),
+    };
+    let failure = info.failure.as_ref().map_or_else(String::new, |why| format!("; {why}"));
+    format!(
+        "{moved}, {} of {} segments to go{left}{waiting}{failure}",
+        info.left_count, info.segment_count
+    )
+}

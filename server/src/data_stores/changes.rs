@@ -1,0 +1,222 @@
+//! Changes of the list by commands, while the pool is open.
+//!
+//! Invariants:
+//! - The list has a change before anything follows from it. A command that has succeeded is seen by every later owner:
+//!   the ownership is checked before the write and after it.
+//! - The stores that take new fragments stay in as many failure domains as the scheme needs.
+
+use super::identity;
+use super::list::{self, List, StoreEntry};
+use super::opener::entry_of;
+use super::{ListWriter, OpenedStores};
+use block::{Error, ErrorKind, Result};
+use config::{DATA_STORE_COUNT_MAX, DataStoreSettings, DriveUrl};
+use datanode::{Scheme, StoreId};
+use engine::data_stores::NewDataStore;
+
+impl ListWriter {
+    /// Writes a list as the newest one, whose number becomes `number`.
+    ///
+    /// # Errors
+    /// `Busy` if another document came first, and `Fenced` if another process owns the pool. After any other error the
+    /// list may be the newest one.
+    pub(super) async fn write(&self, number: &mut u64, list: &List) -> Result<()> {
+        self.owner.check().await?;
+        if let Err(error) = list::write(&self.store, &self.key, self.pool, *number + 1, list).await
+        {
+            // The answer to this attempt may have been lost, or that to an earlier one, which has the number then.
+            let (newest, found) = list::read(&self.store, &self.key, self.pool).await?;
+            *number = newest;
+            if found.as_ref() != Some(list) {
+                return Err(error);
+            }
+        } else {
+            *number += 1;
+        }
+        self.owner.check().await
+    }
+}
+
+impl OpenedStores {
+    /// Changes the list: durably, and then the stores that are open.
+    ///
+    /// # Errors
+    /// Those of `edit`, and of [`ListWriter::write`].
+    pub(super) async fn change(&self, edit: impl FnOnce(&mut List) -> Result<()>) -> Result<()> {
+        let writer = self.writer()?;
+        let mut number = writer.number.lock().await;
+        let mut list = self.list.lock().clone();
+        edit(&mut list)?;
+        self.commit(writer, &mut number, list).await
+    }
+
+    fn writer(&self) -> Result<&ListWriter> {
+        self.writer.as_ref().ok_or_else(|| invalid("the pool is open for reading only"))
+    }
+
+    async fn commit(&self, writer: &ListWriter, number: &mut u64, list: List) -> Result<()> {
+        if *self.list.lock() == list {
+            return Ok(());
+        }
+        if let Err(error) = writer.write(number, &list).await {
+            // The number that was taken is known now.
+            if error.kind() != ErrorKind::Busy {
+                return Err(error);
+            }
+            writer.write(number, &list).await?;
+        }
+        for entry in &list.stores {
+            self.segments.set_weight(StoreId(entry.number), entry.present_weight());
+        }
+        *self.list.lock() = list;
+        self.show_few();
+        Ok(())
+    }
+
+    pub(super) async fn set_draining(&self, names: &[String], is_draining: bool) -> Result<()> {
+        let scheme = self.segments.scheme();
+        self.change(|list| {
+            let before = list.domain_count();
+            for name in names {
+                for at in named(list, name)? {
+                    let entry = &mut list.stores[at];
+                    entry.is_draining = is_draining;
+                    if is_draining || !entry.is_leaving {
+                        continue;
+                    }
+                    if self.is_configured && !entry.is_added {
+                        let what = format!(
+                            "{}: it is no longer configured; name it in `data.stores`, and restart the daemon",
+                            entry.url
+                        );
+                        return Err(invalid(what));
+                    }
+                    entry.is_leaving = false;
+                }
+            }
+            check_domains(list, before, scheme)
+        })
+        .await
+    }
+
+    pub(super) async fn replace_store(&self, old: &str, new: &NewDataStore) -> Result<()> {
+        let settings = settings_of(new);
+        settings.check()?;
+        let writer = self.writer()?;
+        let mut number = writer.number.lock().await;
+        let mut list = self.list.lock().clone();
+        let [at] = named(&list, old)?[..] else {
+            return Err(invalid(format!(
+                "{old} has several drives; name one of them, as `spindle data list` shows it"
+            )));
+        };
+        let (before, old_number) = (list.domain_count(), list.stores[at].number);
+        list.stores[at].is_draining = true;
+        // Before anything is written to the place.
+        let mut then = list.clone();
+        then.stores.push(entry_of(&settings, 0, ""));
+        check_domains(&then, before, self.segments.scheme())?;
+        let entry = self.added(&settings, &list, old_number).await?;
+        let opened = self.opener.open_store(&entry)?;
+        let added = entry.number;
+        list.stores.retain(|known| known.number != added);
+        list.stores.push(entry);
+        list.stores.sort_unstable_by_key(|entry| entry.number);
+        if list.stores.iter().filter(|entry| !entry.is_leaving).count() > DATA_STORE_COUNT_MAX {
+            return Err(invalid(format!("a pool has {DATA_STORE_COUNT_MAX} at most")));
+        }
+        let (store, place) = opened;
+        // The list names a store before it gets a fragment.
+        self.commit(writer, &mut number, list).await?;
+        self.segments.add(store);
+        let mut places = self.places.lock();
+        places.retain(|known| known.url() != place.url());
+        places.push(place);
+        Ok(())
+    }
+
+    /// The entry of a place that is added, which becomes a data store unless it is one.
+    async fn added(
+        &self,
+        settings: &DataStoreSettings,
+        list: &List,
+        old_number: u32,
+    ) -> Result<StoreEntry> {
+        let place = self.opener.open_place(&settings.url, settings.env_prefix.as_deref())?;
+        let entry = match identity::read(&place).await? {
+            Some(identity) => self.opener.named(settings, &list.stores, &identity)?,
+            None if list.stores.iter().any(|known| known.url == settings.url) => {
+                let what = format!(
+                    "{}: a data store of this name is elsewhere, or not mounted; name another directory",
+                    settings.url
+                );
+                return Err(invalid(what));
+            }
+            None => {
+                let none = List { stores: Vec::new(), ..list.clone() };
+                self.opener.make(settings, &place, &list.stores, &none).await?
+            }
+        };
+        if entry.number == old_number {
+            return Err(invalid(format!("{} is the store that it would replace", entry.url)));
+        }
+        let twin = list.stores.iter().find(|known| known.number == entry.number);
+        // The answer to an earlier attempt may have been lost.
+        if twin.is_some_and(|twin| !twin.is_leaving && !twin.is_added) {
+            let what = format!(
+                "{} is a data store of the pool already; take the other one out with `spindle data drain`",
+                entry.url
+            );
+            return Err(invalid(what));
+        }
+        Ok(StoreEntry { is_added: true, ..entry })
+    }
+}
+
+/// The places in the list of the stores that a name means: the URL of one, or the URL or the name of a data node.
+///
+/// # Errors
+/// `NotFound` if it means none.
+fn named(list: &List, name: &str) -> Result<Vec<usize>> {
+    let node = match DriveUrl::parse(name) {
+        Ok(Some(url)) if url.drive.is_empty() => url.node,
+        Ok(Some(_)) => String::new(),
+        Ok(None) | Err(_) => name.to_owned(),
+    };
+    let is_meant = |entry: &StoreEntry| {
+        entry.url == name
+            || DriveUrl::parse(&entry.url).is_ok_and(|url| url.is_some_and(|url| url.node == node))
+    };
+    let stores = list.stores.iter().enumerate();
+    let found: Vec<usize> = stores.filter(|(_, entry)| is_meant(entry)).map(|(at, _)| at).collect();
+    match found.is_empty() {
+        true => {
+            let what = format!(
+                "find data store {name}: the pool has none of this name; `spindle data list` shows all"
+            );
+            Err(Error::new(ErrorKind::NotFound, what))
+        }
+        false => Ok(found),
+    }
+}
+
+/// Checks that a change leaves enough failure domains, unless it takes none away.
+fn check_domains(list: &List, before: usize, scheme: Scheme) -> Result<()> {
+    let (count, needed) = (list.domain_count(), scheme.fragments());
+    if count >= before || count >= needed {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "new fragments would go to data stores in {count} failure domains, and {scheme} needs {needed}; add stores in \
+         other failure domains first, or use `spindle data replace`"
+    )))
+}
+
+fn settings_of(new: &NewDataStore) -> DataStoreSettings {
+    let NewDataStore { url, env_prefix, domain, weight } = new.clone();
+    DataStoreSettings { url, domain, env_prefix, weight }
+}
+
+fn invalid(why: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Invalid, format!("change the data stores: {why}"))
+}
