@@ -274,6 +274,24 @@ impl Rebuild {
         }
     }
 
+    /// Deletes what has arrived at stores after others had taken its place.
+    pub(crate) async fn sweep_strays(&self) -> Result<()> {
+        let strays = self.segments.store.strays();
+        if strays.is_empty() {
+            return Ok(());
+        }
+        self.pool.check_owner().await?;
+        for number in strays {
+            let _turn = self.turn(number).await;
+            // One that the map does not have yet may still be written.
+            let Some(segment) = self.current(number).await? else { continue };
+            if let Err(error) = self.segments.store.delete_strays(&segment).await {
+                tracing::debug!(segment = %segment.info.name(), %error, "could not delete strays");
+            }
+        }
+        Ok(())
+    }
+
     /// Deletes fragments that have moved a while ago. What cannot be deleted is left to the sweep after the end
     /// of the segment.
     pub(crate) async fn sweep_moved(&self) -> Result<()> {

@@ -19,7 +19,9 @@
 
 use crate::create::create;
 use crate::listing::{first, list_at_most};
-use crate::segment::{FOLDER, Placement, SealedSegment, SegmentInfo, SegmentName, StoredSegment};
+use crate::segment::{
+    FOLDER, Placement, SealedSegment, SegmentInfo, SegmentName, SegmentNumber, StoredSegment,
+};
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -152,6 +154,16 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
     /// Those of a store, if too little of the segment can be had, or no fragment could be written.
     async fn rebalance(&self, _: &StoredSegment) -> Result<Rebuilt> {
         Ok(Rebuilt::default())
+    }
+
+    /// The segments of which something is stored that no placement may name: it arrived after others had taken its place.
+    fn strays(&self) -> Vec<SegmentNumber> {
+        Vec::new()
+    }
+
+    /// Deletes what is stored of a segment beside its placement, which is the one that the map has now.
+    async fn delete_strays(&self, _: &StoredSegment) -> Result<()> {
+        Ok(())
     }
 
     /// Deletes what a segment has at its placement and not at the one that is `kept`.

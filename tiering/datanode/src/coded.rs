@@ -14,6 +14,7 @@ mod member;
 mod reading;
 mod rebalancing;
 mod rebuilding;
+mod strays;
 mod writing;
 
 use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment};
@@ -38,9 +39,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use strays::Strays;
 use tiering::listing::OBJECT_COUNT_MAX;
 use tiering::segment::{
-    FragmentPlace, Fragments, Placement, SealedSegment, SegmentInfo, SegmentName, StoredSegment,
+    FragmentPlace, Fragments, Placement, SealedSegment, SegmentInfo, SegmentName, SegmentNumber,
+    StoredSegment,
 };
 use tiering::segment_store::{
     Depth, Leftover, Listed, Misplaced, ObjectSegments, Rebuilt, RedundancyOf, SegmentStore,
@@ -149,8 +152,8 @@ pub struct CodedSegments {
     objects: ObjectSegments,
     conditions: Conditions,
     debt_after: Duration,
-    clock: Arc<dyn Clock>,
     patterns: Mutex<HashMap<PatternKey, Arc<Pattern>>>,
+    strays: Arc<Strays>,
     counters: Counters,
 }
 
@@ -173,8 +176,8 @@ impl CodedSegments {
             objects,
             conditions,
             debt_after,
-            clock,
             patterns: Mutex::default(),
+            strays: Arc::default(),
             counters: Counters::default(),
         }
     }
@@ -300,25 +303,27 @@ impl CodedSegments {
         }
     }
 
-    /// The stores that may get fragments of a segment, the best first. Those that fail are among them, as the
-    /// last ones, only if the others are fewer than `count_min`.
+    /// The stores that may get fragments of a segment, the best first, and behind them those that were late. Those that
+    /// fail are among them, as the last ones, only if the others are fewer than `count_min`.
     fn candidates(&self, id: &[u8; 16], count_min: usize) -> Vec<StoreId> {
-        // One that fails must not hide another one of its failure domain.
         let takes = |member: &&Arc<Member>| {
             !member.health().is_failing(Way::Read) && member.health().may_ask(Way::Write)
         };
         let stores = self.stores();
-        let (well, failing): (Vec<_>, Vec<_>) = stores.values().partition(takes);
-        let infos = |members: &[&Arc<Member>]| -> Vec<StoreInfo> {
-            members.iter().map(|member| member.info()).collect()
-        };
-        let mut chosen = candidates(id, &infos(&well));
-        if chosen.len() < count_min {
-            let is_covered =
-                |member: &&&Arc<Member>| well.iter().any(|other| other.domain == member.domain);
-            let rest: Vec<_> =
-                failing.iter().filter(|member| !is_covered(member)).copied().collect();
-            chosen.extend(candidates(id, &infos(&rest)));
+        let (take, failing): (Vec<_>, Vec<_>) = stores.values().partition(takes);
+        let (late, well): (Vec<_>, Vec<_>) =
+            take.into_iter().partition(|member| member.health().is_late_to_write());
+        let (mut chosen, mut domains) = (Vec::new(), BTreeSet::new());
+        for (members, count_min) in [(well, usize::MAX), (late, usize::MAX), (failing, count_min)] {
+            if chosen.len() >= count_min {
+                break;
+            }
+            // One that fails must not hide another one of its failure domain.
+            let rest = members.iter().filter(|member| !domains.contains(&member.domain));
+            let infos: Vec<StoreInfo> = rest.map(|member| member.info()).collect();
+            chosen.extend(candidates(id, &infos));
+            let with_weight = members.iter().filter(|member| member.weight() > 0);
+            domains.extend(with_weight.map(|member| Arc::clone(&member.domain)));
         }
         chosen
     }
@@ -500,8 +505,21 @@ impl SegmentStore for CodedSegments {
         }
     }
 
+    fn strays(&self) -> Vec<SegmentNumber> {
+        self.strays.segments()
+    }
+
+    async fn delete_strays(&self, segment: &StoredSegment) -> Result<()> {
+        match self.coded(segment)? {
+            None => Ok(()),
+            Some(coded) => self.delete_all(self.strays.take_unnamed(&coded)).await,
+        }
+    }
+
     async fn delete(&self, segment: &Leftover) -> Result<()> {
-        match &segment.placement {
+        // The map has forgotten the segment: nothing names it any more.
+        let of_strays = self.delete_all(self.strays.take_all(&segment.name)).await;
+        let deleted = match &segment.placement {
             Some(placement) if self.is_foreign(placement) => self.objects.delete(segment).await,
             Some(Placement::Fragments(fragments)) => {
                 self.delete_all(names(&segment.name, fragments)).await
@@ -513,7 +531,8 @@ impl SegmentStore for CodedSegments {
                     .await?;
                 self.objects.delete(segment).await
             }
-        }
+        };
+        deleted.and(of_strays)
     }
 
     fn list(&self, count_max: u64) -> BoxStream<'static, Result<Listed>> {

@@ -24,6 +24,7 @@ impl Tier {
         let rebuild = &self.parts.jobs.repair.rebuild;
         if !self.parts.pool.is_read_only {
             rebuild.sweep_moved().await?;
+            rebuild.sweep_strays().await?;
         }
         rebuild.walk().await
     }

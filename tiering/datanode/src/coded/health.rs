@@ -3,7 +3,8 @@
 //! Invariants:
 //! - A store that fails is asked again from time to time, by one request at a time, and counts as well with
 //!   the first answer.
-//! - A store that is only late is not asked first, and is not away: it gets new fragments as ever.
+//! - A store that is only late is not away: others are asked first, and it is asked if they are not enough. A store that
+//!   is late with reads gets new fragments as ever.
 //! - The estimate only decides when another way is tried. No read fails because of it.
 
 use block::env::Clock;
@@ -45,6 +46,8 @@ struct State {
     /// Several reads in a row were late.
     late: Option<Failing>,
     late_count: u32,
+    /// A fragment was late.
+    late_write: Option<Late>,
     latency: Option<Latency>,
 }
 
@@ -52,6 +55,14 @@ struct State {
 struct Failing {
     why: String,
     since: Instant,
+    pause: Duration,
+    again_at: Instant,
+}
+
+/// A store that was late with a fragment.
+#[derive(Clone, Copy, Debug)]
+struct Late {
+    noted_at: Instant,
     pause: Duration,
     again_at: Instant,
 }
@@ -120,6 +131,31 @@ impl Health {
         state.reads.is_some() || state.late.is_some()
     }
 
+    /// Whether others get new fragments first, because one was late. Whoever is told that it is not has the turn.
+    pub(super) fn is_late_to_write(&self) -> bool {
+        let (mut state, now) = (self.state.lock(), self.clock.now());
+        state.late_write.as_mut().is_some_and(|late| {
+            let is_due = now >= late.again_at;
+            if is_due {
+                late.again_at = now + late.pause;
+            }
+            !is_due
+        })
+    }
+
+    /// Notes a fragment that was not taken in time. Returns true for the first one.
+    pub(super) fn note_late_write(&self) -> bool {
+        let (mut state, now) = (self.state.lock(), self.clock.now());
+        let pause = match state.late_write {
+            None => PAUSE,
+            // Fragments that were sent together say nothing new.
+            Some(late) if now < late.noted_at + PAUSE => return false,
+            Some(late) => (late.pause * 2).min(PAUSE_MAX),
+        };
+        let late = Late { noted_at: now, pause, again_at: now + pause };
+        state.late_write.replace(late).is_none()
+    }
+
     /// How long the store has failed to be read or written.
     pub(super) fn failing_for(&self) -> Duration {
         let state = self.state.lock();
@@ -134,6 +170,9 @@ impl Health {
             Err(error) if !is_answer(error) => self.fail(way, &error.to_string()),
             _ => {
                 let mut state = self.state.lock();
+                if way == Way::Write && matches!(result, Ok(_)) {
+                    state.late_write = None;
+                }
                 // A store that has come back takes writes again.
                 if way == Way::Read && state.reads.take().is_some() {
                     state.writes = None;
@@ -202,7 +241,10 @@ impl Health {
 
     /// Why the store is not asked first although it works.
     pub(super) fn lateness(&self) -> Option<String> {
-        self.state.lock().late.as_ref().map(|late| late.why.clone())
+        let state = self.state.lock();
+        let of_write = || "a fragment was not taken in time".to_owned();
+        let of_read = state.late.as_ref().map(|late| late.why.clone());
+        of_read.or_else(|| state.late_write.map(|_| of_write()))
     }
 }
 
@@ -260,6 +302,30 @@ mod tests {
         health.note(Way::Read, &failed());
         health.note(Way::Read, &Ok(()));
         assert!(!health.is_failing(Way::Write));
+    }
+
+    #[test]
+    fn store_that_is_late_with_fragments_is_passed_over_for_growing_times() {
+        let clock = ManualClock::new();
+        let health = Health::new(Arc::new(clock.clone()));
+        assert!(!health.is_late_to_write() && health.note_late_write());
+        for pause in [1, 2, 4, 8, 16, 30, 30] {
+            assert!(!health.note_late_write(), "sent together with the one before");
+            advance(&clock, pause * 1000 - 1);
+            assert!(health.is_late_to_write(), "{pause}");
+            advance(&clock, 1);
+            assert!(!health.is_late_to_write(), "{pause}");
+            assert!(health.is_late_to_write(), "one has the turn");
+            // The one that had the turn is late, too, long before the next turn.
+            advance(&clock, 1050);
+            assert!(!health.note_late_write());
+        }
+        assert!(health.lateness().is_some() && health.failure().is_none());
+        assert_eq!(health.failing_for(), Duration::ZERO);
+        health.note(Way::Read, &Ok(()));
+        assert!(health.is_late_to_write());
+        health.note(Way::Write, &Ok(()));
+        assert!(!health.is_late_to_write() && health.lateness().is_none());
     }
 
     #[test]

@@ -2,36 +2,70 @@
 //!
 //! Invariants:
 //! - A fragment is named at the first store that has it on stable storage. One that arrives at another store later is
-//!   a leftover, which the sweep removes: only the sweep knows that no placement names it.
+//!   a stray; see [`super::strays`].
 //! - A store is late by comparison with those that took other fragments of the segment, never by a fixed time alone.
 
-use super::health::Way;
 use super::image::CodedImage;
+use super::member::Member;
 use super::{CodedSegments, unknown_store};
+use crate::fragment_store::FragmentName;
 use crate::placing::StoreId;
 use crate::seeded_bugs::seeded_bugs;
+use block::env::Clock;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use object_store::Error;
+use object_store::{Error, Result};
+use std::collections::VecDeque;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tiering::segment::{Fragments, SegmentName};
 
-/// Shortest time that a store is waited for when the others have taken their fragments. Chosen by hand: longer than the
+/// Shortest time that a store is waited for when others have taken their fragments. Chosen by hand: longer than the
 /// sync of a disk that is busy.
 const PATIENCE_MIN: Duration = Duration::from_secs(1);
 /// How many times longer than the others a store may take. Chosen by hand.
 const PATIENCE_FACTOR: u32 = 3;
-/// A time that does not come while a segment is written.
-const NEVER: Duration = Duration::from_secs(24 * 3600);
 
-/// A fragment on its way: the stores that were asked to take it, and the one that has.
+/// A fragment on its way: the stores that are asked to take it, since when, and the one that has it.
 #[derive(Clone, Debug, Default)]
 struct Sent {
-    asked: Vec<StoreId>,
-    under_way: usize,
+    asked: Vec<(StoreId, Instant)>,
     stored_at: Option<StoreId>,
+}
+
+/// The end of an attempt to store a fragment.
+struct Attempt {
+    index: usize,
+    id: StoreId,
+    name: FragmentName,
+    written: Result<()>,
+}
+
+async fn attempt(
+    member: Option<Arc<Member>>,
+    index: usize,
+    id: StoreId,
+    name: FragmentName,
+    parts: Vec<bytes::Bytes>,
+) -> Attempt {
+    let written = match member {
+        Some(member) => member.put(&name, parts).await,
+        None => Err(unknown_store(id.0)),
+    };
+    Attempt { index, id, name, written }
+}
+
+impl Sent {
+    fn is_waiting(&self) -> bool {
+        self.stored_at.is_none() && !self.asked.is_empty()
+    }
+
+    /// Whether every store that was asked has been for this long.
+    fn is_late(&self, clock: &dyn Clock, patience: Duration) -> bool {
+        self.is_waiting() && self.asked.iter().all(|(_, since)| clock.since(*since) >= patience)
+    }
 }
 
 impl CodedSegments {
@@ -43,50 +77,56 @@ impl CodedSegments {
         segment: &SegmentName,
         free: Vec<StoreId>,
     ) -> (Vec<u32>, Option<Error>) {
-        let mut free = free.into_iter();
+        let (mut free, begun) = (VecDeque::from(free), self.clock.now());
         let mut sent = vec![Sent::default(); image.fragments.len()];
         let (mut writing, mut failure) = (FuturesUnordered::new(), None);
         let begin = |index: usize, id: StoreId, one: &mut Sent| {
-            one.asked.push(id);
-            one.under_way += 1;
+            one.asked.push((id, self.clock.now()));
             let (name, parts) = (image.name(segment, index), image.fragments[index].parts());
-            async move {
-                let written = match self.member(id.0) {
-                    Some(member) => member.put(&name, parts).await,
-                    None => Err(unknown_store(id.0)),
-                };
-                (index, id, written)
-            }
+            attempt(self.member(id.0), index, id, name, parts)
         };
-        for (index, one) in sent.iter_mut().enumerate() {
-            if let Some(id) = free.next() {
-                writing.push(begin(index, id, one));
+        // Set once enough others are stored to compare with.
+        let mut patience = None;
+        let mut timer = pin!(tokio::time::sleep(PATIENCE_MIN));
+        loop {
+            // At first, when one has failed, and when a store is free again because another one was faster.
+            for (index, one) in sent.iter_mut().enumerate() {
+                if one.stored_at.is_none()
+                    && one.asked.is_empty()
+                    && let Some(id) = free.pop_front()
+                {
+                    writing.push(begin(index, id, one));
+                }
             }
-        }
-        let (begun, mut is_patient) = (self.clock.now(), true);
-        let mut patience = pin!(tokio::time::sleep(NEVER));
-        while sent.iter().any(|one| one.stored_at.is_none() && one.under_way > 0) {
+            if !sent.iter().any(Sent::is_waiting) {
+                break;
+            }
             let next = tokio::select! {
                 biased;
-                written = writing.next() => written,
-                () = &mut patience, if is_patient => {
-                    is_patient = false;
-                    let late = sent.iter_mut().enumerate();
-                    for (index, one) in late.filter(|(_, one)| one.stored_at.is_none()) {
-                        let Some(id) = free.next() else { break };
-                        self.note_late(&one.asked);
-                        writing.push(begin(index, id, one));
+                attempt = writing.next() => attempt,
+                () = &mut timer, if patience.is_some() && !free.is_empty() => {
+                    let patience = patience.unwrap_or_default();
+                    for (index, one) in sent.iter_mut().enumerate() {
+                        if one.is_late(&*self.clock, patience)
+                            && let Some(id) = free.pop_front()
+                        {
+                            self.note_late(&one.asked);
+                            writing.push(begin(index, id, one));
+                        }
                     }
+                    timer.set(tokio::time::sleep(patience));
                     continue;
                 }
             };
-            let Some((index, id, written)) = next else { break };
+            let Some(Attempt { index, id, name, written }) = next else { break };
             let one = &mut sent[index];
-            one.under_way -= 1;
+            one.asked.retain(|(asked, _)| *asked != id);
             match written {
-                Ok(()) if one.stored_at.is_some() => {}
+                Ok(()) if one.stored_at.is_some() => self.strays.add(id.0, name),
                 Ok(()) => {
                     one.stored_at = Some(id);
+                    // What they get of this fragment is a stray, and they may get another one.
+                    free.extend(one.asked.iter().map(|(id, _)| *id));
                     self.counters.writes.fetch_add(1, Ordering::Relaxed);
                     let bytes = image.fragments[index].bytes();
                     self.counters.written_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -94,38 +134,40 @@ impl CodedSegments {
                     if stored == image.scheme.data() && !seeded_bugs().late_store_awaited {
                         let taken = self.clock.since(begun);
                         let rest = (taken * PATIENCE_FACTOR).max(PATIENCE_MIN);
-                        patience.set(tokio::time::sleep(rest));
+                        timer.set(tokio::time::sleep(rest));
+                        patience = Some(rest);
                     }
                 }
                 Err(error) => {
                     tracing::debug!(
                         store = id.0,
-                        fragment = %image.name(segment, index),
+                        fragment = %name,
                         error = %error,
                         "could not write a fragment; another store gets it if there is one"
                     );
                     failure = Some(error);
-                    if one.stored_at.is_none()
-                        && one.under_way == 0
-                        && let Some(id) = free.next()
-                    {
-                        writing.push(begin(index, id, one));
-                    }
                 }
             }
+        }
+        if !writing.is_empty() {
+            let strays = Arc::clone(&self.strays);
+            // Each ends in a limited time, and its store is passed over meanwhile, so they are few.
+            tokio::spawn(async move {
+                while let Some(Attempt { id, name, .. }) = writing.next().await {
+                    strays.add(id.0, name);
+                }
+            });
         }
         let place = |one: &Sent| one.stored_at.map_or(Fragments::NOWHERE, |id| id.0);
         (sent.iter().map(place).collect(), failure)
     }
 
-    /// Notes that these stores are late with a fragment that others had taken long since: later ones go elsewhere for a
-    /// while.
-    fn note_late(&self, stores: &[StoreId]) {
+    /// Notes that these stores are late with a fragment: others get later ones first for a while.
+    fn note_late(&self, stores: &[(StoreId, Instant)]) {
         self.counters.hedged_writes.fetch_add(1, Ordering::Relaxed);
-        for member in stores.iter().filter_map(|id| self.member(id.0)) {
-            let why = "it is late with a fragment, and the others have taken theirs";
-            if member.health().fail(Way::Write, why) {
-                tracing::warn!(store = member.name, "a data store is late with a fragment");
+        for member in stores.iter().filter_map(|(id, _)| self.member(id.0)) {
+            if member.health().note_late_write() {
+                tracing::info!(store = member.name, "a data store is late with a fragment");
             }
         }
     }

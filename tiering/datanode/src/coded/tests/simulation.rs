@@ -251,8 +251,8 @@ impl Simulation {
         let index = valid[self.rng.below(valid.len() as u64) as usize];
         let (id, name) = names(&stored.info.name(), fragments(&stored))[index];
         let store = self.world.store(id).inner();
-        let mut bytes = store.get(&name.path()).await.expect("it is stored");
-        let mut bytes = bytes.bytes().await.expect("the memory reads").to_vec();
+        let found = store.get(&name.path()).await.expect("it is stored");
+        let mut bytes = found.bytes().await.expect("the memory reads").to_vec();
         match self.rng.below(4) {
             0 => return store.delete(&name.path()).await.expect("the memory deletes"),
             1 => bytes.truncate(self.rng.below(bytes.len() as u64) as usize),
@@ -380,9 +380,9 @@ fn stores_that_fail_in_every_way_neither_lose_nor_change_bytes() {
     let all = seeds(300);
     let is_default = all.len() == 300;
     for seed in all {
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true);
-        let seen = { runtime }.build().expect("a runtime").block_on(async {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
+        let seen = runtime.block_on(async {
             println!("SEED={seed}");
             let mut simulation = Simulation::new(seed).await;
             let mut old = None;
