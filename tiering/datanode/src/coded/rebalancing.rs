@@ -16,7 +16,6 @@ use crate::placing::{Held, StoreId, StoreInfo, candidates, moves};
 use crate::seeded_bugs::seeded_bugs;
 use object_store::Result;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use tiering::segment::Fragments;
 use tiering::segment_store::{Depth, Misplaced, Rebuilt};
 
