@@ -125,11 +125,12 @@ pub(crate) async fn pass(
 pub(crate) async fn end(state: &RebalanceState, stores: &dyn OpenDataStores) {
     match stores.set_rebalancing(false).await {
         Ok(()) => {
-            let RebalanceStatus { fragment_count, bytes, .. } = state.status();
+            let RebalanceStatus { fragment_count, bytes, failure, .. } = state.status();
             tracing::info!(
                 fragment_count,
                 bytes,
-                "the fragments are balanced over the data stores"
+                failure,
+                "the rebalance of the data stores has ended"
             );
         }
         Err(error) => tracing::debug!(

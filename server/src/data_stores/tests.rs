@@ -6,9 +6,11 @@ use block::{BlockDevice, WriteFlags};
 use bytes::Bytes;
 use config::Override;
 use control::chain::Format;
+use control::store::StoreOptions;
 use engine::open_pool::OpenPool;
 use engine::opening::Opening;
 use engine::record::Durability;
+use identity::Identity;
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 

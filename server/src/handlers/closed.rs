@@ -8,7 +8,7 @@ use super::scrub::scrub_info;
 use super::snapshot::{Held, snapshot_info};
 use super::status::{condition_counts, data_stores_info, space_info, tier_info};
 use super::volume::{VolumeSeen, by_name, dedup_info, named_volume, volume_info_of};
-use super::{convert, node};
+use super::{convert, data, node};
 use crate::admin::AdminHandler;
 use api::copy::CopyRequest;
 use api::data::DataRequest;

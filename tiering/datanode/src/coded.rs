@@ -191,7 +191,7 @@ impl CodedSegments {
                 let what = format!("the data store {} fails: {why}", member.name);
                 let cost = "reads of its fragments are decoded from those of other stores, and new ones go elsewhere \
                             or are missing";
-                Report::new(what, cost, "bring the store back, or name another one in its place in `data.stores`")
+                Report::new(what, cost, "bring the store back, or replace it with `spindle data replace`")
             });
             let report = report.filter(|_| !member.is_forgotten());
             self.conditions.set(ConditionKind::DataStoreAway, &member.name, report);

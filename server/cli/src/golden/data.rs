@@ -11,6 +11,7 @@ pub(super) fn about_data() -> Vec<(&'static str, Vec<Case>)> {
             vec![
                 reply("spindle data list", Reply::DataStores(changing())),
                 reply("spindle data list", Reply::DataStores(closed())),
+                reply("spindle data list", Reply::DataStores(balanced())),
             ],
         ),
         (
@@ -96,11 +97,21 @@ fn changing() -> DataStoresInfo {
 /// Without a daemon nothing is counted.
 fn closed() -> DataStoresInfo {
     let uncounted = |store| DataStoreInfo { fragment_count: None, fragment_bytes: None, ..store };
-    let rebalance =
-        RebalanceInfo { moved_count: 9, moved_bytes: 9 << 20, ..RebalanceInfo::default() };
+    let rebalance = RebalanceInfo { is_running: true, ..RebalanceInfo::default() };
     DataStoresInfo {
         scheme: "2+1".to_owned(),
         stores: vec![uncounted(store("d1", 0)), uncounted(store("d2", 0))],
+        rebalance: Some(rebalance),
+        ..DataStoresInfo::default()
+    }
+}
+
+fn balanced() -> DataStoresInfo {
+    let rebalance =
+        RebalanceInfo { moved_count: 9, moved_bytes: 9 << 20, ..RebalanceInfo::default() };
+    DataStoresInfo {
+        scheme: "1+1".to_owned(),
+        stores: vec![store("d1", 9), store("d2", 9), store("d3", 9)],
         rebalance: Some(rebalance),
         ..DataStoresInfo::default()
     }

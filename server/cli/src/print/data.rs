@@ -48,8 +48,12 @@ fn state(store: &DataStoreInfo) -> String {
 pub(super) fn rebalance(info: &RebalanceInfo) -> String {
     let moved =
         format!("{} fragments moved ({})", info.moved_count, ByteSize(info.moved_bytes).rounded());
+    let failure = info.failure.as_ref().map_or_else(String::new, |why| format!("; {why}"));
     if !info.is_running {
-        return format!("{moved}; it does not run");
+        return format!("{moved}, and it has ended{failure}");
+    }
+    if info.segment_count == 0 {
+        return format!("{moved}; the segments are not counted yet");
     }
     let left = info
         .left_seconds
@@ -58,7 +62,6 @@ pub(super) fn rebalance(info: &RebalanceInfo) -> String {
         0 => String::new(),
         count => format!("; {count} fragments wait for data stores that fail"),
     };
-    let failure = info.failure.as_ref().map_or_else(String::new, |why| format!("; {why}"));
     format!(
         "{moved}, {} of {} segments to go{left}{waiting}{failure}",
         info.left_count, info.segment_count
