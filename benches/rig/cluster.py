@@ -36,6 +36,16 @@ def has_switches(binary):
         return SWITCH.encode() in program.read()
 
 
+def node_command(binary, dir, *arguments):
+    """Runs `spindle node …` on the directory of a node, and returns its reply."""
+    command = [binary, "node", *arguments, "--dir", dir, "-o", "json"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise RuntimeError(f"node {arguments[0]} of {dir}: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
 class Node(servers.Spindle):
     """A daemon with the pool's volumes, not yet started. Its name ends with that of the node."""
 
@@ -56,13 +66,7 @@ class Node(servers.Spindle):
         self.pids = ()
 
     def node(self, *arguments):
-        """Runs `spindle node …` on the directory and returns its reply."""
-        command = [self.binary, "node", *arguments, "--dir", self.dir, "-o", "json"]
-        done = subprocess.run([str(part) for part in command], capture_output=True, text=True,
-                              stdin=subprocess.DEVNULL)
-        if done.returncode:
-            raise RuntimeError(f"node {arguments[0]} of {self.name}: {done.stderr.strip()}")
-        return json.loads(done.stdout)
+        return node_command(self.binary, self.dir, *arguments)
 
     def found(self):
         """Founds a cluster in the directory of a pool that does not run."""

@@ -10,6 +10,7 @@ Invariants:
 
 import json
 import os
+import signal
 import statistics
 import time
 
@@ -17,6 +18,7 @@ from . import nbd
 from .life import kill_group
 
 COMPRESS_PERCENT = 50  # Chosen by hand: PostgreSQL pages compress to a quarter, media not at all.
+BESIDE_SECONDS_MAX = 300  # Chosen by hand: far longer than a load takes, even on a busy machine.
 
 
 class Seen:
@@ -91,6 +93,35 @@ class Running:
         if job["error"]:
             raise RuntimeError(f"fio reports error {job['error']}")
         return job
+
+
+class Beside:
+    """Clients that read or write at a fixed rate until `finish`, which returns `[(time, us)]`."""
+
+    def __init__(self, world, core, target, job):
+        self.log = os.path.join(world.dir, f"beside-{time.monotonic_ns()}")
+        # The option's name is about the log: it has the reads, too.
+        job = {**job, "time_based": 1, "runtime": BESIDE_SECONDS_MAX, "write_lat_log": self.log,
+               "log_unix_epoch": 1, "per_job_logs": 0}
+        self.world = world
+        self.fio = Running(world, core, target, job, "beside")
+        time.sleep(1)  # fio needs a moment to connect and to begin
+
+    def finish(self):
+        os.kill(self.fio.child.pid, signal.SIGINT)
+        self.fio.child.wait(BESIDE_SECONDS_MAX)
+        self.world.children.remove(self.fio.child)
+        with open(f"{self.log}_lat.log") as log:
+            fields = [line.split(",") for line in log]
+        return [(int(found[0]) / 1000, int(found[1]) / 1000) for found in fields]
+
+
+def percentiles(latencies, begun, ended):
+    """Returns median and 99th percentile of the requests that ended in a time."""
+    chosen = sorted(us for at, us in latencies if begun <= at <= ended)
+    if not chosen:
+        return 0.0, 0.0
+    return chosen[len(chosen) // 2], chosen[min(len(chosen) - 1, len(chosen) * 99 // 100)]
 
 
 def run(world, core, server, volume, job, final_flush=False, seconds_max=3600):

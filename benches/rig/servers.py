@@ -7,6 +7,7 @@ Invariants:
 """
 
 import glob
+import http.client
 import json
 import os
 import pathlib
@@ -104,17 +105,7 @@ class Spindle(Server):
         command = [self.binary, "serve", "--dir", self.dir, "-c", self.config, *self.listener()]
         if self.store:
             command += ["--store", self.store]
-        said = f"{self.dir}.stdout"
-        with open(said, "wb") as stdout:
-            self.child = self.world.start(command, self.log, self.core, self.env, stdout)
-
-        def ready():
-            with open(said) as file:
-                lines = file.read().splitlines()
-            return lines if "ready" in lines else None
-
-        what = f"start {self.name}"
-        lines = life.until(ready, what, READY_SECONDS_MAX, child=self.child)
+        self.child, lines = start_until_ready(self.world, self.name, command, self.dir, self.core, self.env)
         self.uris = {uri.rpartition("/")[2]: uri for uri in lines if uri.startswith("nbd://")}
         self.pids = (self.child.pid,)
 
@@ -136,21 +127,7 @@ class Spindle(Server):
 
     def ask(self, noun, action, **fields):
         """Sends a request to the admin socket, without a process, and returns the reply."""
-        with socket.socket(socket.AF_UNIX) as admin:
-            admin.settimeout(ANSWER_SECONDS_MAX)
-            admin.connect(os.path.join(self.dir, "admin.sock"))
-            request = {noun: {"action": action, **fields}}
-            admin.sendall(json.dumps({"version": 1, "request": request}).encode() + b"\n")
-            said = b""
-            while not said.endswith(b"\n"):
-                part = admin.recv(1 << 20)
-                if not part:
-                    break
-                said += part
-        answer = json.loads(said)
-        if "ok" not in answer:
-            raise RuntimeError(f"{noun} {action}: {answer}")
-        return answer["ok"]
+        return ask(self.dir, noun, action, **fields)
 
     def fsck(self):
         """Runs `spindle fsck` on the stopped pool; returns exit status and output."""
@@ -159,6 +136,39 @@ class Spindle(Server):
 
     def stop(self):
         return self.world.stop(self.child)
+
+
+def start_until_ready(world, name, command, dir, core=None, env=None):
+    """Starts a daemon on its directory; returns its process, and the lines that it printed until ready."""
+    said = f"{dir}.stdout"
+    with open(said, "wb") as stdout:
+        child = world.start(command, f"{dir}.log", core, env, stdout)
+
+    def ready():
+        with open(said) as file:
+            lines = file.read().splitlines()
+        return lines if "ready" in lines else None
+
+    return child, life.until(ready, f"start {name}", READY_SECONDS_MAX, child=child)
+
+
+def ask(dir, noun, action, **fields):
+    """Sends a request to the admin socket of the daemon on a directory, and returns the reply."""
+    with socket.socket(socket.AF_UNIX) as admin:
+        admin.settimeout(ANSWER_SECONDS_MAX)
+        admin.connect(os.path.join(dir, "admin.sock"))
+        request = {noun: {"action": action, **fields}}
+        admin.sendall(json.dumps({"version": 1, "request": request}).encode() + b"\n")
+        said = b""
+        while not said.endswith(b"\n"):
+            part = admin.recv(1 << 20)
+            if not part:
+                break
+            said += part
+    answer = json.loads(said)
+    if "ok" not in answer:
+        raise RuntimeError(f"{noun} {action}: {answer}")
+    return answer["ok"]
 
 
 def settings(memory_cache_bytes=None, log_bytes=None, log_io=None):
@@ -175,7 +185,7 @@ def settings(memory_cache_bytes=None, log_bytes=None, log_io=None):
 
 
 def toml(settings):
-    """`{"log": {"size": "1G"}, "volumes": [{…}]}` as TOML; strings, numbers and booleans only."""
+    """`{"log": {"size": "1G"}, "volumes": [{…}]}` as TOML; strings, numbers, booleans, and lists of them."""
 
     def pairs(values):
         return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
@@ -268,18 +278,30 @@ class Files:
 
 
 class Minio:
-    """An S3 server on local disk. `env` is the environment that its clients need."""
+    """An S3 server on local disk. `env` is the environment that its clients need.
 
-    def __init__(self, world, binary):
+    With `drive_count`, it has so many directories under its own erasure code, two of them for parity.
+    """
+
+    def __init__(self, world, binary, drive_count=1, core=None):
         self.dir = os.path.join(world.dir, "minio")
-        # A directory in MinIO's root is a bucket.
-        os.makedirs(os.path.join(self.dir, BUCKET))
-        port = free_port()
+        self.port = port = free_port()
         user, password = "spindle", os.urandom(16).hex()
-        command = [binary, "server", "--quiet", "--address", f"127.0.0.1:{port}",
-                   "--console-address", f"127.0.0.1:{free_port()}", self.dir]
         env = {"MINIO_ROOT_USER": user, "MINIO_ROOT_PASSWORD": password, "MINIO_UPDATE": "off"}
-        child = world.start(command, os.path.join(world.dir, "minio.log"), None, env)
+        where, drives = self.dir, [self.dir]
+        if drive_count > 1:
+            where = f"{self.dir}/drive{{1...{drive_count}}}"
+            drives = [f"{self.dir}/drive{number}" for number in range(1, drive_count + 1)]
+            env["MINIO_STORAGE_CLASS_STANDARD"] = "EC:2"
+        for drive in drives:
+            os.makedirs(drive)
+        if drive_count > 1 and os.stat(self.dir).st_dev == os.stat("/").st_dev:
+            env["MINIO_CI_CD"] = "on"  # it takes no drives on the disk of the root otherwise
+        command = [binary, "server", "--quiet", "--address", f"127.0.0.1:{port}",
+                   "--console-address", f"127.0.0.1:{free_port()}", where]
+        self.world = world
+        self.child = world.start(command, os.path.join(world.dir, "minio.log"), core, env)
+        self.pids = (self.child.pid,)
         self.url = f"s3://{BUCKET}/pool"
         self.env = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -288,15 +310,26 @@ class Minio:
             "AWS_SECRET_ACCESS_KEY": password,
             "AWS_REGION": "us-east-1",
         }
-        life.until(lambda: accepts(port), "start MinIO", READY_SECONDS_MAX, child=child)
+        life.until(self.is_ready, "start MinIO", READY_SECONDS_MAX, child=self.child)
+        # A directory in the root of each drive is a bucket.
+        for drive in drives:
+            os.makedirs(os.path.join(drive, BUCKET))
 
+    def is_ready(self):
+        """Returns whether it has formatted enough drives to take objects."""
+        asked = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
+        try:
+            asked.request("GET", "/minio/health/cluster")
+            return asked.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            asked.close()
 
-def accepts(port):
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-        return True
-    except OSError:
-        return False
+    def kill(self):
+        life.kill_group(self.child)
+        self.world.children.remove(self.child)
+        self.pids = ()
 
 
 def wait_for(server, volume, child):
