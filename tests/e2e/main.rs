@@ -14,6 +14,7 @@ mod conformance;
 mod copies;
 mod copies_parts;
 mod damage;
+mod data_failures;
 mod data_nodes;
 mod data_stores;
 mod dedicated_keys;
