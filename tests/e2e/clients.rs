@@ -109,14 +109,18 @@ fn nbdcopy_and_qemu_img_agree_about_every_byte() {
     }
 }
 
+/// Whether fio is there and has an engine for NBD.
+pub fn has_fio_with_nbd() -> bool {
+    let engines = || tests::place::output("fio", &["--enghelp"]).stdout;
+    tests::place::missing(&["fio"]).is_none()
+        && String::from_utf8_lossy(&engines()).lines().any(|line| line.trim() == "nbd")
+}
+
 #[test]
 fn fio_verifies_its_random_writes() {
     needs!("fio");
     let daemon = daemon();
-    let engines = String::from_utf8_lossy(&tests::place::output("fio", &["--enghelp"]).stdout)
-        .lines()
-        .any(|line| line.trim() == "nbd");
-    if !engines {
+    if !has_fio_with_nbd() {
         return tests::place::skip("this fio has no nbd engine");
     }
     for (endpoint, block) in [(daemon.unix("disk"), "4k"), (daemon.tcp("disk"), "512-64k")] {

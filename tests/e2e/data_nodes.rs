@@ -17,16 +17,28 @@ use tests::daemon::{Daemon, SMALL};
 use tests::seed::{Random, seeds};
 
 /// A pool over the only drive of each of several data nodes.
-struct DataNodes {
-    owner: Daemon,
-    nodes: Vec<Daemon>,
+pub struct DataNodes {
+    pub owner: Daemon,
+    pub nodes: Vec<Daemon>,
     drives: Place,
 }
 
 impl DataNodes {
     /// Founds a cluster, lets `count` data nodes join it, and starts the pool over them, with `more` in `[data]`.
-    fn start(scheme: &str, count: usize, more: &str) -> DataNodes {
-        let mut owner = Daemon::new(SMALL, VOLUMES);
+    pub fn start(scheme: &str, count: usize, more: &str) -> DataNodes {
+        let text = |urls: &[String]| {
+            settings(scheme, urls).replace("[data]\n", &format!("[data]\n{more}"))
+        };
+        DataNodes::start_with(VOLUMES, count, text)
+    }
+
+    /// Like [`DataNodes::start`], with these volumes, and the settings that `text` makes of the URLs of the drives.
+    pub fn start_with(
+        volumes: &[(&str, &str)],
+        count: usize,
+        text: impl Fn(&[String]) -> String,
+    ) -> DataNodes {
+        let mut owner = Daemon::new(SMALL, volumes);
         for expected in ["a data store fails", "data-store-away", "could not upload to the store"] {
             owner.announce(expected);
         }
@@ -42,8 +54,7 @@ impl DataNodes {
         all.owner.stop();
         let urls: Vec<String> =
             (0..count).map(|number| format!("\"spindle://d{number}\"")).collect();
-        let text = settings(scheme, &urls);
-        all.owner.configure(&text.replace("[data]\n", &format!("[data]\n{more}")));
+        all.owner.configure(&text(&urls));
         all.owner.restart();
         all
     }

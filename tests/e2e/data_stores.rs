@@ -121,16 +121,19 @@ fn any_two_of_eight_drives_may_be_lost_while_clients_write_and_read() {
     }
 }
 
-/// Waits until every segment survives this many losses, whichever they are, and none lacks a fragment.
+/// Whether every segment survives this many losses, whichever they are, and none lacks a fragment.
+pub fn is_whole(daemon: &Daemon, losses: u64) -> bool {
+    let status = daemon.json(&["status"]);
+    let found = &status["data_stores"]["redundancy"];
+    let survivals = found["survivals"].as_array().cloned().unwrap_or_default();
+    found["lacking_count"] == 0
+        && !survivals.is_empty()
+        && survivals.iter().all(|one| one["losses"].as_u64() == Some(losses))
+}
+
+/// Waits until [`is_whole`].
 pub fn wait_until_whole(daemon: &Daemon, losses: u64) {
-    wait_for("nothing is lacking", || {
-        let status = daemon.json(&["status"]);
-        let found = &status["data_stores"]["redundancy"];
-        let survivals = found["survivals"].as_array().cloned().unwrap_or_default();
-        found["lacking_count"] == 0
-            && !survivals.is_empty()
-            && survivals.iter().all(|one| one["losses"].as_u64() == Some(losses))
-    });
+    wait_for("nothing is lacking", || is_whole(daemon, losses));
 }
 
 /// All files below a directory.

@@ -15,6 +15,7 @@ mod copies;
 mod copies_parts;
 mod damage;
 mod data_commands;
+mod data_failures;
 mod data_nodes;
 mod data_stores;
 mod dedicated_keys;

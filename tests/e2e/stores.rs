@@ -4,6 +4,7 @@
 //! - Writes are sent one at a time, so the store must hold the state after some number of them.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tests::bucket::{Bucket, Care};
 use tests::cut::{Line, Proxy};
@@ -17,6 +18,8 @@ use tests::torture::target::Target;
 
 pub const VOLUMES: &[(&str, &str)] = &[("db", "16MiB"), ("log", "16MiB")];
 const SECTORS: u64 = (16 << 20) / 512;
+/// Length of the reads of which some may be refused.
+const PART_BYTES: u32 = 16 << 10;
 
 /// Makes a daemon, not started, on an S3 server reached at `address`.
 pub fn on_s3(settings: &str, volumes: &[(&str, &str)], address: &str) -> Daemon {
@@ -54,13 +57,16 @@ fn copy(from: &Path, to: &Path) {
 pub struct History {
     run: u64,
     random: Random,
+    /// Chooses the reads, so that their number does not change the writes.
+    reads: Random,
     writes: Vec<(usize, u64, u64)>,
 }
 
 impl History {
     pub fn new(seed: u64) -> History {
         println!("SEED={seed}");
-        History { run: seed, random: Random::new(seed, 11), writes: Vec::new() }
+        let (random, reads) = (Random::new(seed, 11), Random::new(seed, 12));
+        History { run: seed, random, reads, writes: Vec::new() }
     }
 
     /// Returns the number of writes so far.
@@ -112,6 +118,105 @@ impl History {
         while Instant::now() < end {
             assert!(self.write(connections), "write {} was refused", self.writes.len());
         }
+    }
+
+    /// Makes up to `write_count_max` writes among reads of earlier ones, until `is_over`. Returns false if a
+    /// connection has ended: [`History::reissue`] continues.
+    pub fn run_until(
+        &mut self,
+        connections: &mut [Connection],
+        write_count_max: usize,
+        is_over: &AtomicBool,
+    ) -> bool {
+        let mut write_count = 0;
+        while !is_over.load(Ordering::Relaxed) {
+            let is_write =
+                self.writes.is_empty() || write_count < write_count_max && self.reads.chance(30);
+            let ended = if is_write {
+                write_count += 1;
+                self.write_next(connections).map(|error| {
+                    assert_eq!(error, 0, "write {} was refused", self.writes.len());
+                })
+            } else {
+                self.check_any(connections)
+            };
+            if ended.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Reads the sectors of any write, some of which later writes may have changed.
+    fn check_any(&mut self, connections: &mut [Connection]) -> std::io::Result<()> {
+        let at = self.reads.below(u64::try_from(self.writes.len()).expect("fits"));
+        let (volume, first, count) = self.writes[usize::try_from(at).expect("an index")];
+        let length = u32::try_from(count * 512).expect("small");
+        let reply = connections[volume].call(CMD_READ, 0, first * 512, length, &[])?;
+        assert_eq!(reply.error, 0, "a read of volume {volume} sector {first} failed");
+        let mut expected = vec![0; reply.payload.len()];
+        for (index, (_, start, length)) in
+            self.writes.iter().enumerate().filter(|(_, (written, ..))| *written == volume)
+        {
+            let sequence = u64::try_from(index).expect("fits") + 1;
+            let number = u8::try_from(volume).expect("small");
+            for sector in *start.max(&first)..(start + length).min(first + count) {
+                let at = usize::try_from((sector - first) * 512).expect("small");
+                let stamp = Stamp { volume: number, sector, sequence };
+                stamp.fill(self.run, &mut expected[at..at + 512]);
+            }
+        }
+        let mut sectors = reply.payload.chunks(512).zip(expected.chunks(512));
+        if let Some(sector) = sectors.position(|(found, expected)| found != expected) {
+            let words = tests::stamp::describe(self.run, &reply.payload[sector * 512..][..512]);
+            panic!(
+                "after write {}, volume {volume} sector {} holds {words:?}",
+                self.writes.len(),
+                first + sector as u64
+            );
+        }
+        Ok(())
+    }
+
+    /// Asks for everything, in small parts, and does not wait. Returns the cookies for [`History::end_reads`].
+    pub fn begin_reads(&self, connections: &mut [Connection]) -> Vec<Vec<u64>> {
+        let ask = |connection: &mut Connection| {
+            let offsets = (0..SECTORS * 512).step_by(PART_BYTES as usize);
+            let sent = offsets.map(|at| connection.submit(CMD_READ, 0, at, PART_BYTES, &[]));
+            sent.collect::<std::io::Result<_>>().expect("it is sent")
+        };
+        connections.iter_mut().map(ask).collect()
+    }
+
+    /// Waits for the answers. Insists that each part is right or refused with EIO, and returns the number of refused
+    /// ones.
+    pub fn end_reads(&self, connections: &mut [Connection], sent: &[Vec<u64>]) -> usize {
+        let mut refused_count = 0;
+        let expected = self.after(self.writes.len());
+        for (volume, (connection, sent)) in connections.iter_mut().zip(sent).enumerate() {
+            let parts: Vec<&[u8]> = expected[volume].chunks(PART_BYTES as usize).collect();
+            for _ in sent {
+                let reply = connection.receive().expect("it is answered");
+                let part = sent.iter().position(|cookie| *cookie == reply.cookie);
+                let part = part.expect("the connection knows its requests");
+                match reply.error {
+                    0 if reply.payload == parts[part] => {}
+                    0 => {
+                        let words = tests::stamp::describe(self.run, &reply.payload);
+                        panic!("volume {volume} part {part} is wrong: {words:?}");
+                    }
+                    EIO => refused_count += 1,
+                    error => panic!("volume {volume} part {part} got the error {error}"),
+                }
+            }
+        }
+        refused_count
+    }
+
+    /// Reads everything, as [`History::end_reads`] does.
+    pub fn refused_reads(&self, connections: &mut [Connection]) -> usize {
+        let sent = self.begin_reads(connections);
+        self.end_reads(connections, &sent)
     }
 
     /// Reads the sector of the newest write.

@@ -9,7 +9,7 @@ use crate::nbd::Endpoint;
 use crate::nbd::transport::Address;
 use crate::network::Space;
 use crate::place::{Place, binary};
-use crate::process::Process;
+use crate::process::{Killer, Process};
 use crate::torture::target::{Ask, Kill, Target};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -344,6 +344,12 @@ impl Daemon {
     pub fn resume(&self) {
         let process = self.process.as_ref().expect("it runs");
         process.killer().signal(rustix::process::Signal::CONT);
+    }
+
+    /// Returns a handle for signals to the running process.
+    #[must_use]
+    pub fn signals(&self) -> Killer {
+        self.process.as_ref().expect("it runs").killer()
     }
 
     /// Returns the status with which it ended on its own, if it did. It is not running then.
