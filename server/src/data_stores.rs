@@ -10,6 +10,7 @@
 
 mod identity;
 mod list;
+mod room;
 
 use crate::node;
 use async_trait::async_trait;
@@ -24,7 +25,7 @@ use datanode::{
 use dnode::{NodeObjects, NodePlace};
 use engine::config::PoolConfig;
 use engine::data_stores::{
-    DataStoreStatus, DataStores, DataStoresAsked, DataStoresStatus, FRAGMENTS, OpenDataStores,
+    DataStoreStatus, DataStores, DataStoresAsked, DataStoresStatus, FRAGMENTS, OpenDataStores, Room,
 };
 use identity::Identity;
 use list::{List, StoreEntry};
@@ -419,17 +420,24 @@ impl OpenDataStores for OpenedStores {
         let store = |entry: &StoreEntry| {
             let state = states.iter().find(|state| state.info.id == StoreId(entry.number));
             DataStoreStatus {
+                number: entry.number,
                 url: entry.url.clone(),
+                node: DriveUrl::parse(&entry.url).ok().flatten().map(|drive| drive.node),
                 domain: entry.domain.clone(),
                 is_leaving: entry.is_leaving,
                 failure: state.and_then(|state| state.failure.clone()),
                 is_lost: state.is_some_and(|state| state.is_lost),
+                is_readable: state.is_some_and(|state| state.is_readable),
+                is_taking: state.is_some_and(|state| state.is_taking),
+                is_staying: state.is_some_and(|state| state.is_staying),
             }
         };
-        let counts = self.segments.counts();
+        let (counts, scheme) = (self.segments.counts(), self.segments.scheme());
         let list = self.list.lock();
         DataStoresStatus {
             scheme: list.scheme.clone(),
+            fragment_count: scheme.fragments(),
+            written_min: scheme.written_min(),
             stores: list.stores.iter().map(store).collect(),
             read_count: counts.reads,
             degraded_read_count: counts.degraded_reads,
@@ -437,6 +445,15 @@ impl OpenDataStores for OpenedStores {
             written_bytes: counts.written_bytes,
             missing_write_count: counts.missing_writes,
         }
+    }
+
+    async fn room(&self, numbers: &BTreeSet<u32>) -> Room {
+        let urls = {
+            let list = self.list.lock();
+            let chosen = list.stores.iter().filter(|entry| numbers.contains(&entry.number));
+            chosen.map(|entry| entry.url.clone()).collect()
+        };
+        room::of_stores(urls).await
     }
 }
 

@@ -17,15 +17,15 @@ use tests::daemon::{Daemon, SMALL};
 use tests::seed::{Random, seeds};
 
 /// A pool over the only drive of each of several data nodes.
-struct DataNodes {
-    owner: Daemon,
-    nodes: Vec<Daemon>,
+pub struct DataNodes {
+    pub owner: Daemon,
+    pub nodes: Vec<Daemon>,
     drives: Place,
 }
 
 impl DataNodes {
     /// Founds a cluster, lets `count` data nodes join it, and starts the pool over them, with `more` in `[data]`.
-    fn start(scheme: &str, count: usize, more: &str) -> DataNodes {
+    pub fn start(scheme: &str, count: usize, more: &str) -> DataNodes {
         let mut owner = Daemon::new(SMALL, VOLUMES);
         for expected in ["a data store fails", "data-store-away", "could not upload to the store"] {
             owner.announce(expected);

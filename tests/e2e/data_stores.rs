@@ -24,13 +24,13 @@ pub fn settings(scheme: &str, stores: &[String]) -> String {
 }
 
 /// Directories that are data stores.
-struct Drives {
+pub struct Drives {
     place: Place,
     count: usize,
 }
 
 impl Drives {
-    fn new(count: usize) -> Drives {
+    pub fn new(count: usize) -> Drives {
         let drives = Drives { place: Place::new(), count };
         drives.all().for_each(|drive| std::fs::create_dir(drive).expect("make a directory"));
         drives
@@ -40,7 +40,7 @@ impl Drives {
         (0..self.count).map(|number| self.drive(number))
     }
 
-    fn drive(&self, number: usize) -> PathBuf {
+    pub fn drive(&self, number: usize) -> PathBuf {
         self.place.join(&format!("nvme{number}"))
     }
 
@@ -48,16 +48,16 @@ impl Drives {
         self.place.join(&format!("unmounted{number}"))
     }
 
-    fn urls(&self) -> Vec<String> {
+    pub fn urls(&self) -> Vec<String> {
         self.all().map(|drive| format!("\"{}\"", drive.display())).collect()
     }
 
-    fn unmount(&self, number: usize) {
+    pub fn unmount(&self, number: usize) {
         rename(&self.drive(number), &self.aside(number));
         std::fs::create_dir(self.drive(number)).expect("make a directory");
     }
 
-    fn mount(&self, number: usize) {
+    pub fn mount(&self, number: usize) {
         // A folder may be left of a write that was under way.
         assert_eq!(files(&self.drive(number)), Vec::<PathBuf>::new(), "at the mount point");
         std::fs::remove_dir_all(self.drive(number)).expect("it is there");

@@ -12,6 +12,7 @@ use crate::outage::public_text;
 use crate::pool::{JobParts, Metadata, Pool, Segments};
 use crate::segment::{Placement, SegmentNumber, StoredSegment};
 use crate::segment_store::{Depth, Rebuilt};
+use crate::survey::TierSpace;
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -36,6 +37,8 @@ pub struct Redundancy {
     pub lacking_bytes: u64,
     /// Numbers of the stores that have a fragment of any segment.
     pub stores: BTreeSet<u32>,
+    /// Space that they take, by tier.
+    pub space: TierSpace,
     /// Every record could be read. Otherwise, other stores may have fragments, too.
     pub is_complete: bool,
 }
@@ -88,7 +91,9 @@ impl Rebuild {
                 if let Placement::Fragments(fragments) = &record.stored().placement {
                     found.stores.extend(fragments.places.iter().map(|place| place.store));
                 }
-                let Some(state) = self.segments.store.redundancy(&record.stored()) else {
+                let segment = record.stored();
+                found.space.add(&segment, self.segments.store.is_object(&segment));
+                let Some(state) = self.segments.store.redundancy(&segment) else {
                     continue;
                 };
                 let bytes = u64::from(record.info.object_bytes);

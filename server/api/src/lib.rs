@@ -19,6 +19,7 @@ pub mod copy;
 pub mod demo;
 pub mod device;
 pub mod dnode;
+pub mod doctor;
 pub mod drill;
 pub mod error;
 pub mod key;

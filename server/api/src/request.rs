@@ -4,6 +4,7 @@
 
 use crate::copy::CopyRequest;
 use crate::device::DeviceRequest;
+use crate::doctor::DoctorRequest;
 use crate::key::KeyRequest;
 use crate::node::NodeRequest;
 use crate::pool::PoolRequest;
@@ -41,6 +42,8 @@ pub enum Request {
     Device(DeviceRequest),
     /// About the nodes of the cluster.
     Node(NodeRequest),
+    /// About risks.
+    Doctor(DoctorRequest),
 }
 
 impl Request {
@@ -59,7 +62,8 @@ impl Request {
                 | PoolRequest::RepairCounts { .. },
             )
             | Request::Volume(VolumeRequest::Clone { .. } | VolumeRequest::Recover { .. })
-            | Request::Snapshot(SnapshotRequest::Rollback { .. }) => DATA_TIMEOUT,
+            | Request::Snapshot(SnapshotRequest::Rollback { .. })
+            | Request::Doctor(DoctorRequest::Examine { .. }) => DATA_TIMEOUT,
             _ => REPLY_TIMEOUT,
         }
     }

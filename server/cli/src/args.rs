@@ -9,6 +9,7 @@
 mod copy;
 mod device;
 mod dnode;
+mod doctor;
 mod drill;
 mod key;
 mod node;
@@ -22,6 +23,7 @@ mod volume;
 pub use copy::{CopyCommand, CopyOpenArgs, RestoreArgs, place};
 pub use device::{AttachArgs, AttachPlan, DetachArgs, is_uri};
 pub use dnode::DnodeArgs;
+pub use doctor::DoctorArgs;
 pub use drill::{DrillCommand, FailOverArgs};
 pub use key::{KeyArgs, KeyCommand, NewKeyArgs};
 pub use node::{NewNodeArgs, NodeCommand};
@@ -105,6 +107,10 @@ pub enum Command {
     Detach(DetachArgs),
     /// Show the state of a pool, the data at risk, and warnings
     Status(PoolArgs),
+    /// Say whether data is at risk, and what would be unavailable without some data stores
+    ///
+    /// Counts all segments, and changes nothing
+    Doctor(DoctorArgs),
     /// Verify everything in the store in the background, and put bad segments back from copies
     #[command(subcommand)]
     Scrub(ScrubCommand),
@@ -142,6 +148,7 @@ impl Command {
             Command::Scrub(command) => command.request()?,
             Command::Node(command) => return Ok(command.request()),
             Command::Status(pool) => (pool, Request::Pool(PoolRequest::Status {})),
+            Command::Doctor(args) => args.request(),
             Command::Drain(pool) => (pool, Request::Pool(PoolRequest::Drain {})),
             Command::Pool(command) => return Ok(command.request()),
             Command::Key(KeyCommand::Backup { pool, replace }) => {

@@ -8,6 +8,7 @@
 //! `GOLDEN=print cargo test --release -p cli --lib golden -- --nocapture` prints the files as they
 //! would be; `GOLDEN=write` writes them, for a look at the difference.
 
+mod doctor;
 mod members;
 mod nodes;
 mod samples;
@@ -140,6 +141,7 @@ fn all() -> Vec<(&'static str, Vec<Case>)> {
     all.extend(samples::about_copies());
     all.extend(samples::about_pools());
     all.extend(members::about_members());
+    all.extend(doctor::about_doctor());
     all.extend(samples::about_devices());
     all.extend(nodes::about_nodes());
     all.extend(samples::about_the_program());

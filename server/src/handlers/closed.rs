@@ -8,9 +8,10 @@ use super::scrub::scrub_info;
 use super::snapshot::{Held, snapshot_info};
 use super::status::{condition_counts, data_stores_info, space_info, tier_info};
 use super::volume::{VolumeSeen, by_name, dedup_info, named_volume, volume_info_of};
-use super::{convert, node};
+use super::{convert, doctor, node};
 use crate::admin::AdminHandler;
 use api::copy::CopyRequest;
+use api::doctor::DoctorRequest;
 use api::pool::PoolRequest;
 use api::scrub::ScrubRequest;
 use api::snapshot::SnapshotRequest;
@@ -34,6 +35,7 @@ pub(crate) fn answers_closed(request: &Request) -> bool {
             | Request::Copy(CopyRequest::List {})
             | Request::Scrub(ScrubRequest::Status {})
             | Request::Pool(PoolRequest::Status {})
+            | Request::Doctor(DoctorRequest::Examine { .. })
     )
 }
 
@@ -165,6 +167,7 @@ impl AdminHandler for ClosedPool {
             Request::Pool(PoolRequest::Status {}) => {
                 Ok(Reply::Status(Box::new(status_of(self).await?)))
             }
+            Request::Doctor(request) => doctor::of_closed(self, request).await,
             _ => {
                 Err(Error::new(ErrorKind::Invalid, "change the pool: it is open for reading only"))
             }

@@ -7,6 +7,7 @@ use crate::roles::members_of;
 use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
     LogInfo, NbdInfo, RedundancyInfo, SpaceInfo, StalledInfo, StatusInfo, SurvivalInfo, TierInfo,
+    TierSpaceInfo,
 };
 use block::{ConditionKind, Conditions};
 use engine::data_stores::{DataStoreStatus, DataStoresStatus};
@@ -16,6 +17,7 @@ use engine::state::StalledVolume;
 use std::collections::BTreeMap;
 use tiering::cache::CacheStatus;
 use tiering::rebuild::Redundancy;
+use tiering::survey::TierSpace;
 use tiering::{ReclaimStatus, TierStatus};
 
 impl AdminPool {
@@ -112,25 +114,41 @@ impl AdminPool {
 }
 
 pub(super) fn data_stores_info(status: DataStoresStatus, rebuild: RebuildStatus) -> DataStoresInfo {
-    let store = |store: DataStoreStatus| DataStoreInfo {
-        url: store.url,
-        domain: store.domain,
-        is_leaving: store.is_leaving,
-        failure: store.failure,
-    };
     DataStoresInfo {
         scheme: status.scheme,
-        stores: status.stores.into_iter().map(store).collect(),
+        stores: status.stores.into_iter().map(data_store_info).collect(),
         read_count: status.read_count,
         degraded_read_count: status.degraded_read_count,
         hedged_read_count: status.hedged_read_count,
         written_bytes: status.written_bytes,
         missing_write_count: status.missing_write_count,
+        space: rebuild.redundancy.as_ref().map(|found| tier_space_info(&found.space)),
         redundancy: rebuild.redundancy.map(redundancy_info),
         rebuild_left_count: rebuild.left_count,
         rebuilt_count: rebuild.fragment_count,
         rebuilt_bytes: rebuild.bytes,
         rebuild_failure: rebuild.failure,
+    }
+}
+
+pub(super) fn data_store_info(store: DataStoreStatus) -> DataStoreInfo {
+    DataStoreInfo {
+        url: store.url,
+        domain: store.domain,
+        is_leaving: store.is_leaving,
+        is_lost: store.is_lost,
+        failure: store.failure,
+    }
+}
+
+pub(super) fn tier_space_info(space: &TierSpace) -> TierSpaceInfo {
+    TierSpaceInfo {
+        object_count: space.objects.segment_count,
+        object_bytes: space.objects.bytes,
+        coded_count: space.coded.segment_count,
+        coded_bytes: space.coded.bytes,
+        data_bytes: space.data_bytes,
+        parity_bytes: space.parity_bytes,
     }
 }
 

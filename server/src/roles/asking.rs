@@ -49,7 +49,7 @@ fn concerns_pool(request: &Request) -> bool {
             PoolRequest::Stop {} | PoolRequest::TakeOver {} | PoolRequest::LastMove {} => false,
         },
         Request::Volume(VolumeRequest::Recover { .. }) => false,
-        Request::Volume(_) | Request::Snapshot(_) | Request::Scrub(_) => true,
+        Request::Volume(_) | Request::Snapshot(_) | Request::Scrub(_) | Request::Doctor(_) => true,
         // They name files, variables or devices of the machine on which they were made.
         Request::Copy(_)
         | Request::Restore(_)

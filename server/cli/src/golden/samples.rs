@@ -464,6 +464,7 @@ fn eventful_status() -> StatusInfo {
                     url: "/mnt/nvme1/spindle".to_owned(),
                     domain: "drive 1".to_owned(),
                     is_leaving: true,
+                    is_lost: true,
                     failure: Some("a disk may not be mounted".to_owned()),
                 },
             ],
@@ -474,12 +475,14 @@ fn eventful_status() -> StatusInfo {
             missing_write_count: 4,
             redundancy: Some(RedundancyInfo {
                 survivals: vec![
+                    SurvivalInfo { losses: None, bytes: 1 << 20 },
                     SurvivalInfo { losses: Some(1), bytes: 1 << 30 },
                     SurvivalInfo { losses: Some(2), bytes: 2 << 30 },
                 ],
                 lacking_count: 32,
                 lacking_bytes: 1 << 30,
             }),
+            space: Some(super::doctor::space()),
             rebuild_left_count: 30,
             rebuilt_count: 2,
             rebuilt_bytes: 16 << 20,
