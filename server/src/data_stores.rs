@@ -12,6 +12,7 @@ mod changes;
 mod identity;
 mod list;
 mod opener;
+mod room;
 
 use async_trait::async_trait;
 use block::conditions::Report;
@@ -24,7 +25,7 @@ use datanode::{CodedOptions, CodedSegments, Scheme, StoreId};
 use engine::config::PoolConfig;
 use engine::data_stores::{
     DataStoreStatus, DataStores, DataStoresAsked, DataStoresStatus, FRAGMENTS, NewDataStore,
-    OpenDataStores,
+    OpenDataStores, Room,
 };
 use list::{List, StoreEntry};
 use object_store::path::Path;
@@ -332,6 +333,7 @@ impl OpenDataStores for OpenedStores {
             DataStoreStatus {
                 number: entry.number,
                 url: entry.url.clone(),
+                node: DriveUrl::parse(&entry.url).ok().flatten().map(|drive| drive.node),
                 domain: entry.domain.clone(),
                 weight: entry.weight,
                 is_leaving: entry.is_leaving,
@@ -339,13 +341,18 @@ impl OpenDataStores for OpenedStores {
                 is_added: entry.is_added,
                 failure: state.and_then(|state| state.failure.clone()),
                 is_lost: state.is_some_and(|state| state.is_lost),
+                is_readable: state.is_some_and(|state| state.is_readable),
+                is_taking: state.is_some_and(|state| state.is_taking),
+                is_staying: state.is_some_and(|state| state.is_staying),
             }
         };
-        let counts = self.segments.counts();
+        let (counts, scheme) = (self.segments.counts(), self.segments.scheme());
         let list = self.list.lock();
         DataStoresStatus {
             scheme: list.scheme.clone(),
             is_rebalancing: list.is_rebalancing,
+            fragment_count: scheme.fragments(),
+            written_min: scheme.written_min(),
             stores: list.stores.iter().map(store).collect(),
             read_count: counts.reads,
             degraded_read_count: counts.degraded_reads,
@@ -353,6 +360,15 @@ impl OpenDataStores for OpenedStores {
             written_bytes: counts.written_bytes,
             missing_write_count: counts.missing_writes,
         }
+    }
+
+    async fn room(&self, numbers: &BTreeSet<u32>) -> Room {
+        let urls = {
+            let list = self.list.lock();
+            let chosen = list.stores.iter().filter(|entry| numbers.contains(&entry.number));
+            chosen.map(|entry| entry.url.clone()).collect()
+        };
+        room::of_stores(urls).await
     }
 }
 

@@ -15,6 +15,7 @@ mod copy;
 mod data;
 mod device;
 mod dnode;
+mod doctor;
 mod key;
 mod member;
 pub(crate) mod node;
@@ -217,6 +218,7 @@ impl AdminHandler for AdminPool {
             Request::Key(request) => key::handle(&open, request).await,
             Request::Device(request) => self.device(request).await,
             Request::Node(request) => node::answer(self.cluster(), &open.config.dir, request).await,
+            Request::Doctor(request) => doctor::of_open(&open, request).await,
         }
     }
 

@@ -28,6 +28,7 @@ mod devices_moments;
 mod devices_nodes;
 mod devices_remote;
 mod devices_units;
+mod doctor;
 mod fail_over;
 mod failed_log;
 mod filesystem;

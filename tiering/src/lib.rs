@@ -36,6 +36,7 @@ pub mod scrub;
 mod seeded_bugs;
 pub mod segment;
 pub mod segment_store;
+pub mod survey;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tier;

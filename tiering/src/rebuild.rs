@@ -13,6 +13,7 @@ use crate::outage::public_text;
 use crate::pool::{JobParts, Metadata, Pool, Segments};
 use crate::segment::{Fragments, Placement, SegmentNumber, StoredSegment};
 use crate::segment_store::{Depth, Rebuilt};
+use crate::survey::TierSpace;
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -37,6 +38,8 @@ pub struct Redundancy {
     pub lacking_bytes: u64,
     /// The contents of the stores that have a fragment of any segment, by number.
     pub stores: BTreeMap<u32, StoreContents>,
+    /// Space that they take, by tier.
+    pub space: TierSpace,
     /// Every record could be read. Otherwise, other stores may have fragments, too.
     pub is_complete: bool,
 }
@@ -122,7 +125,9 @@ impl Rebuild {
                         contents.bytes += bytes;
                     }
                 }
-                let Some(state) = self.segments.store.redundancy(&record.stored()) else {
+                let segment = record.stored();
+                found.space.add(&segment, self.segments.store.is_object(&segment));
+                let Some(state) = self.segments.store.redundancy(&segment) else {
                     continue;
                 };
                 let bytes = u64::from(record.info.object_bytes);

@@ -135,6 +135,11 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
         None
     }
 
+    /// Whether a segment is an object of the object store, whatever its placement names.
+    fn is_object(&self, _: &StoredSegment) -> bool {
+        true
+    }
+
     /// Makes anew what a segment lacks, from what is left of it and verifies. Nothing is deleted or overwritten.
     ///
     /// # Errors

@@ -20,6 +20,7 @@ pub mod data;
 pub mod demo;
 pub mod device;
 pub mod dnode;
+pub mod doctor;
 pub mod drill;
 pub mod error;
 pub mod key;

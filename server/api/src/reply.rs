@@ -5,6 +5,7 @@
 use crate::copy::CopyInfo;
 use crate::device::{AttachmentInfo, ClientInfo, RemoteDeviceInfo};
 use crate::dnode::DnodeInfo;
+use crate::doctor::DoctorInfo;
 use crate::key::{Secret, SlotKind};
 use crate::member::{MemberAdded, MembersInfo};
 use crate::node::{NodesInfo, TokenInfo};
@@ -84,6 +85,8 @@ pub enum Reply {
     Nodes(NodesInfo),
     /// The state of a data node.
     Dnode(DnodeInfo),
+    /// The findings of the doctor.
+    Doctor(Box<DoctorInfo>),
     /// A token that admits a node, printed only this once.
     NodeToken(TokenInfo),
     /// The key was replaced.

@@ -5,6 +5,7 @@
 use crate::copy::CopyRequest;
 use crate::data::DataRequest;
 use crate::device::DeviceRequest;
+use crate::doctor::DoctorRequest;
 use crate::key::KeyRequest;
 use crate::node::NodeRequest;
 use crate::pool::PoolRequest;
@@ -44,6 +45,8 @@ pub enum Request {
     Device(DeviceRequest),
     /// About the nodes of the cluster.
     Node(NodeRequest),
+    /// About risks.
+    Doctor(DoctorRequest),
 }
 
 impl Request {
@@ -62,7 +65,8 @@ impl Request {
                 | PoolRequest::RepairCounts { .. },
             )
             | Request::Volume(VolumeRequest::Clone { .. } | VolumeRequest::Recover { .. })
-            | Request::Snapshot(SnapshotRequest::Rollback { .. }) => DATA_TIMEOUT,
+            | Request::Snapshot(SnapshotRequest::Rollback { .. })
+            | Request::Doctor(DoctorRequest::Examine { .. }) => DATA_TIMEOUT,
             _ => REPLY_TIMEOUT,
         }
     }

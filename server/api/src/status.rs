@@ -7,6 +7,7 @@ use crate::member::MembersInfo;
 use crate::node::NodeStatus;
 use crate::restore::RestoreInfo;
 use crate::volume::DedupInfo;
+use block::quantities::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -103,6 +104,9 @@ pub struct DataStoresInfo {
     /// and if no daemon runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redundancy: Option<RedundancyInfo>,
+    /// Space by tier, as the same walk has counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub space: Option<TierSpaceInfo>,
     /// Segments that lack fragments and wait to be rebuilt.
     pub rebuild_left_count: u64,
     /// Fragments that were made anew since the start.
@@ -163,6 +167,45 @@ pub struct SurvivalInfo {
     pub bytes: u64,
 }
 
+/// Tells in words how many further losses of data stores the parts of the data survive, and their bytes; `None` if there is
+/// no part. The parts come in the order of their losses, those first that cannot be read.
+#[must_use]
+pub fn survival_words(parts: impl Iterator<Item = (Option<u8>, u64)>) -> Option<String> {
+    let parts: Vec<(Option<u8>, u64)> = parts.collect();
+    let is_all = parts.len() == 1;
+    let mut is_any_said = false;
+    let part = |(losses, bytes): (Option<u8>, u64)| {
+        let subject = if is_all { "everything".to_owned() } else { ByteSize(bytes).rounded() };
+        let is_first = !std::mem::replace(&mut is_any_said, true);
+        match losses {
+            None => format!("{subject} CANNOT BE READ until stores are back"),
+            Some(0) => format!("{subject} would be LOST with one more store"),
+            Some(losses) if !is_first => format!("{subject} of any {losses}"),
+            Some(1) => format!("{subject} survives the loss of any store"),
+            Some(losses) => format!("{subject} survives the loss of any {losses} stores"),
+        }
+    };
+    let said: Vec<String> = parts.into_iter().rev().map(part).collect();
+    (!said.is_empty()).then(|| said.join(", "))
+}
+
+/// Space that segments take, by tier: objects of the pool's store, and fragments on data stores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierSpaceInfo {
+    /// Segments that are objects.
+    pub object_count: u64,
+    /// Bytes of them.
+    pub object_bytes: u64,
+    /// Segments in fragments.
+    pub coded_count: u64,
+    /// Bytes of them, without parity.
+    pub coded_bytes: u64,
+    /// Bytes of their stored fragments of data, without headers and checksums.
+    pub data_bytes: u64,
+    /// Bytes of their stored fragments of parity, and of further copies of small segments.
+    pub parity_bytes: u64,
+}
+
 /// A data store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataStoreInfo {
@@ -190,6 +233,9 @@ pub struct DataStoreInfo {
     /// It is no longer configured, and gets no new fragments.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_leaving: bool,
+    /// It has been away for so long that its fragments are made anew elsewhere.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_lost: bool,
     /// The cause of its last failure, while it fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
@@ -413,4 +459,31 @@ pub struct SpaceInfo {
     pub stuck_count: u64,
     /// Segments that were reclaimed but not deleted yet, because copies still need them.
     pub held_count: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_part_of_the_data_is_said_with_what_it_survives() {
+        let said = |parts: &[(Option<u8>, u64)]| survival_words(parts.iter().copied());
+        assert_eq!(said(&[]), None);
+        for (losses, words) in [
+            (None, "everything CANNOT BE READ until stores are back"),
+            (Some(0), "everything would be LOST with one more store"),
+            (Some(1), "everything survives the loss of any store"),
+            (Some(3), "everything survives the loss of any 3 stores"),
+        ] {
+            assert_eq!(said(&[(losses, 5)]).as_deref(), Some(words));
+        }
+        let all = [(None, 1 << 20), (Some(0), 5 << 20), (Some(1), 30 << 20), (Some(2), 1 << 30)];
+        assert_eq!(
+            said(&all).as_deref(),
+            Some(
+                "1.00 GiB survives the loss of any 2 stores, 30.0 MiB of any 1, 5.00 MiB would be LOST with one more store, \
+                 1.00 MiB CANNOT BE READ until stores are back"
+            )
+        );
+    }
 }

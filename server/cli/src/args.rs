@@ -10,6 +10,7 @@ mod copy;
 mod data;
 mod device;
 mod dnode;
+mod doctor;
 mod drill;
 mod key;
 mod node;
@@ -24,6 +25,7 @@ pub use copy::{CopyCommand, CopyOpenArgs, RestoreArgs, place};
 pub use data::DataCommand;
 pub use device::{AttachArgs, AttachPlan, DetachArgs, is_uri};
 pub use dnode::DnodeArgs;
+pub use doctor::DoctorArgs;
 pub use drill::{DrillCommand, FailOverArgs};
 pub use key::{KeyArgs, KeyCommand, NewKeyArgs};
 pub use node::{NewNodeArgs, NodeCommand};
@@ -110,6 +112,10 @@ pub enum Command {
     Detach(DetachArgs),
     /// Show the state of a pool, the data at risk, and warnings
     Status(PoolArgs),
+    /// Say whether data is at risk, and what would be unavailable without some data stores
+    ///
+    /// Counts all segments, and changes nothing
+    Doctor(DoctorArgs),
     /// Verify everything in the store in the background, and put bad segments back from copies
     #[command(subcommand)]
     Scrub(ScrubCommand),
@@ -148,6 +154,7 @@ impl Command {
             Command::Data(command) => command.request()?,
             Command::Node(command) => return Ok(command.request()),
             Command::Status(pool) => (pool, Request::Pool(PoolRequest::Status {})),
+            Command::Doctor(args) => args.request(),
             Command::Drain(pool) => (pool, Request::Pool(PoolRequest::Drain {})),
             Command::Pool(command) => return Ok(command.request()),
             Command::Key(KeyCommand::Backup { pool, replace }) => {

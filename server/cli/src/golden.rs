@@ -9,6 +9,7 @@
 //! would be; `GOLDEN=write` writes them, for a look at the difference.
 
 mod data;
+mod doctor;
 mod members;
 mod nodes;
 mod samples;
@@ -142,6 +143,7 @@ fn all() -> Vec<(&'static str, Vec<Case>)> {
     all.extend(samples::about_pools());
     all.extend(members::about_members());
     all.extend(data::about_data());
+    all.extend(doctor::about_doctor());
     all.extend(samples::about_devices());
     all.extend(nodes::about_nodes());
     all.extend(samples::about_the_program());

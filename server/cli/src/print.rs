@@ -8,6 +8,7 @@ mod data;
 mod demo;
 mod device;
 mod dnode;
+mod doctor;
 mod drill;
 mod member;
 mod node;
@@ -58,6 +59,7 @@ pub fn reply(reply: &Reply) -> String {
         Reply::Attachments { attachments, clients } => device::list(attachments, clients),
         Reply::RemoteDevices { devices } => device::remote_devices(devices),
         Reply::Dnode(info) => dnode::dnode(info),
+        Reply::Doctor(info) => doctor::doctor(info),
         Reply::Nodes(info) => node::nodes(info),
         Reply::NodeToken(info) => node::token(info),
         Reply::KeyRotated { message, .. } => format!("{message}\n"),

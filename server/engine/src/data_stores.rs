@@ -105,6 +105,19 @@ pub trait OpenDataStores: Send + Sync + std::fmt::Debug + 'static {
 
     /// Returns the state of the stores.
     fn status(&self) -> DataStoresStatus;
+
+    /// Returns the space that the stores with these numbers have left. The answer comes within seconds: a store that does
+    /// not answer is one of unknown space.
+    async fn room(&self, numbers: &BTreeSet<u32>) -> Room;
+}
+
+/// The space that several stores have left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes, of the stores of which that is known. A file system that several of them share counts once.
+    pub known_bytes: u64,
+    /// Number of the other stores: buckets, and the drives of data nodes.
+    pub unknown_count: usize,
 }
 
 /// A place that is to become a data store.
@@ -125,6 +138,10 @@ pub struct NewDataStore {
 pub struct DataStoresStatus {
     /// Scheme of new segments, such as `4+2`.
     pub scheme: String,
+    /// Fragments of a segment of the scheme.
+    pub fragment_count: usize,
+    /// The fewest of them with which a segment is written while stores fail.
+    pub written_min: usize,
     /// The stores, in the order of their numbers.
     pub stores: Vec<DataStoreStatus>,
     /// Fragments are to be moved to where they would be if their segments were written now.
@@ -148,6 +165,8 @@ pub struct DataStoreStatus {
     pub number: u32,
     /// Its URL.
     pub url: String,
+    /// Name or id of the data node that has it, if one has.
+    pub node: Option<String>,
     /// What fails together with it.
     pub domain: String,
     /// Its share of new fragments, unless it is leaving or draining.
@@ -162,6 +181,12 @@ pub struct DataStoreStatus {
     pub failure: Option<String>,
     /// It has been away for so long that its fragments are made anew elsewhere.
     pub is_lost: bool,
+    /// Its reads do not fail.
+    pub is_readable: bool,
+    /// It takes new fragments.
+    pub is_taking: bool,
+    /// Its fragments stay there.
+    pub is_staying: bool,
 }
 
 /// No data stores: segments are objects of the pool's store.

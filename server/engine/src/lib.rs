@@ -24,6 +24,7 @@ pub mod config;
 pub mod copies;
 pub mod data_stores;
 pub mod destage;
+pub mod doctor;
 pub mod failed_log;
 pub mod fsck;
 pub mod jobs;

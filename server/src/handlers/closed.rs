@@ -8,10 +8,11 @@ use super::scrub::scrub_info;
 use super::snapshot::{Held, snapshot_info};
 use super::status::{condition_counts, data_stores_info, space_info, tier_info};
 use super::volume::{VolumeSeen, by_name, dedup_info, named_volume, volume_info_of};
-use super::{convert, data, node};
+use super::{convert, data, doctor, node};
 use crate::admin::AdminHandler;
 use api::copy::CopyRequest;
 use api::data::DataRequest;
+use api::doctor::DoctorRequest;
 use api::pool::PoolRequest;
 use api::scrub::ScrubRequest;
 use api::snapshot::SnapshotRequest;
@@ -36,6 +37,7 @@ pub(crate) fn answers_closed(request: &Request) -> bool {
             | Request::Scrub(ScrubRequest::Status {})
             | Request::Data(DataRequest::List {})
             | Request::Pool(PoolRequest::Status {})
+            | Request::Doctor(DoctorRequest::Examine { .. })
     )
 }
 
@@ -172,6 +174,7 @@ impl AdminHandler for ClosedPool {
             Request::Pool(PoolRequest::Status {}) => {
                 Ok(Reply::Status(Box::new(status_of(self).await?)))
             }
+            Request::Doctor(request) => doctor::of_closed(self, request).await,
             _ => {
                 Err(Error::new(ErrorKind::Invalid, "change the pool: it is open for reading only"))
             }

@@ -7,7 +7,7 @@ use crate::roles::members_of;
 use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
     LogInfo, NbdInfo, RebalanceInfo, RedundancyInfo, SpaceInfo, StalledInfo, StatusInfo,
-    SurvivalInfo, TierInfo,
+    SurvivalInfo, TierInfo, TierSpaceInfo,
 };
 use block::{ConditionKind, Conditions};
 use engine::data_stores::{DataStoreStatus, DataStoresStatus};
@@ -18,6 +18,7 @@ use engine::state::StalledVolume;
 use std::collections::BTreeMap;
 use tiering::cache::CacheStatus;
 use tiering::rebuild::Redundancy;
+use tiering::survey::TierSpace;
 use tiering::{ReclaimStatus, TierStatus};
 
 impl AdminPool {
@@ -144,13 +145,7 @@ pub(super) fn data_stores_info(status: DataStoresStatus, rebuild: RebuildStatus)
                 && (store.is_draining || store.is_leaving),
             fragment_count: contents.map(|contents| contents.fragment_count),
             fragment_bytes: contents.map(|contents| contents.bytes),
-            url: store.url,
-            domain: store.domain,
-            weight: store.weight,
-            is_draining: store.is_draining,
-            is_added: store.is_added,
-            is_leaving: store.is_leaving,
-            failure: store.failure,
+            ..data_store_info(store)
         }
     };
     let rebalance = status.is_rebalancing.then(|| rebalance_info(RebalanceStatus::default(), true));
@@ -163,11 +158,37 @@ pub(super) fn data_stores_info(status: DataStoresStatus, rebuild: RebuildStatus)
         hedged_read_count: status.hedged_read_count,
         written_bytes: status.written_bytes,
         missing_write_count: status.missing_write_count,
+        space: rebuild.redundancy.as_ref().map(|found| tier_space_info(&found.space)),
         redundancy: rebuild.redundancy.map(redundancy_info),
         rebuild_left_count: rebuild.left_count,
         rebuilt_count: rebuild.fragment_count,
         rebuilt_bytes: rebuild.bytes,
         rebuild_failure: rebuild.failure,
+    }
+}
+
+pub(super) fn data_store_info(store: DataStoreStatus) -> DataStoreInfo {
+    DataStoreInfo {
+        url: store.url,
+        domain: store.domain,
+        weight: store.weight,
+        is_draining: store.is_draining,
+        is_added: store.is_added,
+        is_leaving: store.is_leaving,
+        is_lost: store.is_lost,
+        failure: store.failure,
+        ..DataStoreInfo::default()
+    }
+}
+
+pub(super) fn tier_space_info(space: &TierSpace) -> TierSpaceInfo {
+    TierSpaceInfo {
+        object_count: space.objects.segment_count,
+        object_bytes: space.objects.bytes,
+        coded_count: space.coded.segment_count,
+        coded_bytes: space.coded.bytes,
+        data_bytes: space.data_bytes,
+        parity_bytes: space.parity_bytes,
     }
 }
 

@@ -52,7 +52,7 @@ fn concerns_pool(request: &Request) -> bool {
             PoolRequest::Stop {} | PoolRequest::TakeOver {} | PoolRequest::LastMove {} => false,
         },
         Request::Volume(VolumeRequest::Recover { .. }) => false,
-        Request::Volume(_) | Request::Snapshot(_) | Request::Scrub(_) => true,
+        Request::Volume(_) | Request::Snapshot(_) | Request::Scrub(_) | Request::Doctor(_) => true,
         // A new store may be a directory of this machine, and its credentials in variables of this process.
         Request::Data(DataRequest::Replace { new, env_prefix, .. }) => {
             env_prefix.is_none() && is_anywhere(new)

@@ -97,6 +97,12 @@ pub struct StoreState {
     pub name: String,
     /// The cause of the last failure, while it fails.
     pub failure: Option<String>,
+    /// Its reads do not fail.
+    pub is_readable: bool,
+    /// It takes new fragments: it stays, and neither its reads nor its writes fail.
+    pub is_taking: bool,
+    /// Its fragments stay there: it is in use, and not lost.
+    pub is_staying: bool,
     /// Why others are asked first although it works: its answers are late.
     pub lateness: Option<String>,
     /// It has been away for so long that its fragments are made anew elsewhere.
@@ -241,12 +247,20 @@ impl CodedSegments {
     /// The states of the stores, in the order of their numbers.
     #[must_use]
     pub fn states(&self) -> Vec<StoreState> {
-        let state = |member: &Arc<Member>| StoreState {
-            info: member.info(),
-            name: member.name.clone(),
-            failure: member.health().failure(),
-            lateness: member.health().lateness(),
-            is_lost: member.is_lost(),
+        let state = |member: &Arc<Member>| {
+            let health = member.health();
+            let is_readable = !health.is_failing(Way::Read);
+            let is_staying = self.stays(&FragmentPlace { store: member.id.0, generation: 0 });
+            StoreState {
+                info: member.info(),
+                name: member.name.clone(),
+                failure: health.failure(),
+                is_readable,
+                is_taking: is_staying && is_readable && !health.is_failing(Way::Write),
+                is_staying,
+                lateness: health.lateness(),
+                is_lost: member.is_lost(),
+            }
         };
         self.in_list().iter().map(state).collect()
     }
@@ -347,7 +361,7 @@ impl CodedSegments {
         });
         let image = coding.await.map_err(|cause| Error::JoinError { source: cause })??;
         // What is read now must survive a later loss, if the scheme can make it so.
-        let count_min = image.scheme.data() + (image.scheme.parity() - 1).min(1);
+        let count_min = image.scheme.written_min();
         let count = image.scheme.fragments();
         let free = self.candidates(&info.id, count_min);
         let (stores, failure) = self.write_fragments(&image, &info.name(), free).await;
@@ -461,6 +475,10 @@ impl SegmentStore for CodedSegments {
 
     fn redundancy(&self, segment: &StoredSegment) -> Option<RedundancyOf> {
         self.redundancy_of(segment)
+    }
+
+    fn is_object(&self, segment: &StoredSegment) -> bool {
+        matches!(segment.placement, Placement::Object) || self.is_foreign(&segment.placement)
     }
 
     async fn rebuild(&self, segment: &StoredSegment, depth: Depth) -> Result<Rebuilt> {

@@ -61,6 +61,13 @@ impl Scheme {
         self.data() + self.parity()
     }
 
+    /// The fewest fragments with which a segment is written while stores fail: those that it needs, and one more so that it
+    /// survives a further loss, unless the scheme has a single parity fragment.
+    #[must_use]
+    pub fn written_min(self) -> usize {
+        self.data() + (self.parity() - 1).min(1)
+    }
+
     /// The codec of the scheme.
     #[must_use]
     pub fn codec(self) -> CodecId {

@@ -4,6 +4,7 @@ use super::Tier;
 use crate::rebuild::{Imbalance, RebuildReport, Redundancy};
 use crate::segment::SegmentNumber;
 use crate::segment_store::Depth;
+use crate::survey::{self, Survey, SurveyedStore};
 use async_recursion::async_recursion;
 use block::Result;
 
@@ -27,6 +28,16 @@ impl Tier {
             rebuild.sweep_strays().await?;
         }
         rebuild.walk().await
+    }
+
+    /// Walks the records of all segments, and counts how they depend on these data stores, which are all of the
+    /// pool. Changes nothing. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// Database errors.
+    #[async_recursion]
+    pub async fn survey(&self, stores: &[SurveyedStore]) -> Result<Survey> {
+        survey::walk(&self.parts.metadata, &self.parts.segments, stores).await
     }
 
     /// Makes the fragments anew that a segment lacks, in memory of a few segments. `None` if the map no longer

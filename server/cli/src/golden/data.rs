@@ -136,10 +136,12 @@ pub(super) fn in_status() -> DataStoresInfo {
                 domain: "drive 1".to_owned(),
                 weight: 2,
                 is_leaving: true,
+                is_lost: true,
                 failure: Some("a disk may not be mounted".to_owned()),
                 ..DataStoreInfo::default()
             },
         ],
+        space: Some(super::doctor::space()),
         read_count: 100,
         degraded_read_count: 20,
         hedged_read_count: 3,
@@ -147,6 +149,7 @@ pub(super) fn in_status() -> DataStoresInfo {
         missing_write_count: 4,
         redundancy: Some(RedundancyInfo {
             survivals: vec![
+                SurvivalInfo { losses: None, bytes: 1 << 20 },
                 SurvivalInfo { losses: Some(1), bytes: 1 << 30 },
                 SurvivalInfo { losses: Some(2), bytes: 2 << 30 },
             ],

@@ -4,7 +4,7 @@ use super::{data, member, node, pairs};
 use api::restore::RestoreInfo;
 use api::status::{
     CacheInfo, ConditionInfo, DataStoreInfo, DataStoresInfo, NbdInfo, RedundancyInfo, SpaceInfo,
-    StatusInfo,
+    StatusInfo, TierSpaceInfo, survival_words,
 };
 use block::quantities::{ByteSize, utc};
 use block::units::BLOCK_BYTES;
@@ -99,6 +99,9 @@ pub(super) fn status(info: &StatusInfo) -> String {
     ]);
     if let Some(found) = &info.data_stores {
         text.push_str(&pairs(&[("data", data_stores(found))]));
+        if let Some(space) = &found.space {
+            text.push_str(&pairs(&[("tiers", tiers(space))]));
+        }
     }
     if let Some(restored) = &info.restored {
         text.push_str(&pairs(&[("restored", restored_from(restored))]));
@@ -117,7 +120,7 @@ pub(super) fn status(info: &StatusInfo) -> String {
 }
 
 /// Lists the conditions, each with its start, its cost and its remedy.
-fn conditions(conditions: &[ConditionInfo], excluded_count: u64) -> String {
+pub(super) fn conditions(conditions: &[ConditionInfo], excluded_count: u64) -> String {
     let mut text = String::new();
     for condition in conditions {
         let ConditionInfo { kind, what, since, seconds, cost, remedy, .. } = condition;
@@ -238,18 +241,24 @@ fn data_stores(found: &DataStoresInfo) -> String {
     )
 }
 
-/// Tells whether data is at risk: what the least safe of it survives.
+/// Tells what each part of the data survives.
 fn survival(found: &RedundancyInfo) -> String {
-    let Some(worst) = found.survivals.first() else { return String::new() };
-    let bytes = ByteSize(worst.bytes).rounded();
-    let is_all = found.survivals.len() == 1;
-    let subject = if is_all { "everything".to_owned() } else { bytes };
-    match worst.losses {
-        None => format!("; {subject} CANNOT BE READ until stores are back"),
-        Some(0) => format!("; {subject} would be LOST with one more store"),
-        Some(1) => format!("; {subject} survives the loss of any store"),
-        Some(losses) => format!("; {subject} survives the loss of any {losses} stores"),
-    }
+    let parts = found.survivals.iter().map(|part| (part.losses, part.bytes));
+    survival_words(parts).map_or_else(String::new, |words| format!("; {words}"))
+}
+
+/// Describes the space that segments take, by tier.
+pub(super) fn tiers(found: &TierSpaceInfo) -> String {
+    let size = |bytes: u64| ByteSize(bytes).rounded();
+    format!(
+        "{} in {} segments of fragments take {} of data and {} of parity; {} in {} objects of the store",
+        size(found.coded_bytes),
+        found.coded_count,
+        size(found.data_bytes),
+        size(found.parity_bytes),
+        size(found.object_bytes),
+        found.object_count
+    )
 }
 
 fn space(space: &SpaceInfo) -> String {

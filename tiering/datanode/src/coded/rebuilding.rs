@@ -20,13 +20,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tiering::segment::{FragmentPlace, Fragments, Placement, StoredSegment};
 use tiering::segment_store::{Depth, Rebuilt, RedundancyOf};
+use tiering::survey::further_losses;
 
 /// Fragments of a segment that are read at a time. Chosen by hand: each is in memory.
 const READS_AT_ONCE: usize = 8;
 
 impl CodedSegments {
     /// Whether a fragment counts as stored for good: its store is one of the pool that stays and is not lost.
-    fn stays(&self, place: &FragmentPlace) -> bool {
+    pub(super) fn stays(&self, place: &FragmentPlace) -> bool {
         self.member(place.store).is_some_and(|member| member.weight() > 0 && !member.is_lost())
     }
 
@@ -55,16 +56,7 @@ impl CodedSegments {
                 *domains.entry(Arc::clone(&member.domain)).or_default() += 1;
             }
         }
-        let mut counts: Vec<usize> = domains.into_values().collect();
-        counts.sort_unstable();
-        let mut left = counts.iter().sum::<usize>().checked_sub(coded.scheme.data());
-        let spare = left.map(|_| {
-            let survived = counts.iter().rev().take_while(|count| {
-                left = left.and_then(|spare| spare.checked_sub(**count));
-                left.is_some()
-            });
-            u8::try_from(survived.count()).unwrap_or(u8::MAX)
-        });
+        let spare = further_losses(coded.scheme.data(), domains.into_values().collect());
         Some(RedundancyOf { spare, is_lacking: !self.leaving(&coded.fragments).is_empty() })
     }
 
