@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
-use config::{Config, DataSettings};
+use config::{Config, DataSettings, DriveUrl};
 use control::manifest::Ownership;
 use control::store::Store;
 use datanode::{CodedOptions, CodedSegments, Scheme, StoreId};

@@ -150,8 +150,8 @@ impl Rebuild {
         Ok((found, lacking.into_values().flatten().collect()))
     }
 
-    /// Makes the fragments anew that a segment lacks. With [`Depth::Checksums`], all of them are read, and
-    /// those that do not verify are lacking, too. `None` if the map no longer names the segment.
+    /// Makes the fragments anew that a segment lacks. With [`Depth::Checksums`], all of them are verified,
+    /// and those that are not whole are lacking, too. `None` if the map no longer names the segment.
     ///
     /// # Errors
     /// `Unavailable` if too few fragments can be had, or no store takes one; `Fenced` when another process owns

@@ -61,7 +61,7 @@ pub struct RedundancyOf {
 pub enum Depth {
     /// Fragments that are there count as whole, except those from which others are made.
     Presence,
-    /// Every fragment is read and verified.
+    /// Every fragment is verified: by its store, or else read.
     Checksums,
 }
 

@@ -1,6 +1,6 @@
-//! A fragment is verified where it is stored, so that a scrub sends no fragments.
+//! A fragment is verified where it is stored: a scrub need not send those of parity.
 //!
-//! Invariant: a part of the fragment is in memory at a time, beside its checksums.
+//! Invariant: a part of the payload is in memory at a time, beside the copy of the directory and the checksums.
 
 use crate::seeded_bugs::seeded_bugs;
 use bytes::Bytes;

@@ -105,6 +105,8 @@ pub struct Drive {
     state: Mutex<State>,
     /// Held by the look that is under way.
     turn: Mutex<()>,
+    /// Held while a fence is written.
+    fencing: Arc<Mutex<()>>,
     clock: Arc<dyn Clock>,
     folders: Mutex<HashMap<Uuid, Arc<Folder>>>,
     /// Number of times that the drive has gone away: what was opened before is void.
@@ -302,6 +304,7 @@ impl Drive {
             options,
             state: Mutex::default(),
             turn: Mutex::default(),
+            fencing: Arc::default(),
             clock: Arc::clone(clock),
             folders: Mutex::default(),
             absences: watch::Sender::new(0),
@@ -498,7 +501,8 @@ impl Drive {
         } else if let Some(folder) = folders.get(&lineage) {
             return Ok((Arc::clone(folder), absences));
         }
-        let (fence, objects) = (Fence::open(&dir)?, open_store(&dir)?.bulk());
+        let (fence, objects) =
+            (Fence::open(&dir, Arc::clone(&self.fencing))?, open_store(&dir)?.bulk());
         self.check_there(absences)?;
         let folder = Arc::new(Folder { objects, fence, writing: Mutex::default() });
         folders.insert(lineage, Arc::clone(&folder));

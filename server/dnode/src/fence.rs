@@ -10,6 +10,7 @@ use crate::messages::KEY_BYTES;
 use crate::seeded_bugs::seeded_bugs;
 use block::hex::{from_hex, to_hex};
 use block::{Epoch, Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ struct Document {
 }
 
 /// The owner that has come, and the key of the pool.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Owner {
     epoch: Epoch,
     /// Absent while no owner has come.
@@ -41,6 +42,8 @@ struct Owner {
 pub(crate) struct Fence {
     path: PathBuf,
     newest: Arc<RwLock<Owner>>,
+    /// Held while a fence of the drive is written.
+    turn: Arc<Mutex<()>>,
 }
 
 /// Keeps a later owner from coming while a change is under way.
@@ -54,26 +57,10 @@ impl Fence {
     ///
     /// # Errors
     /// `Corrupt`, `Unsupported`, `Io`.
-    pub(crate) fn open(dir: &Path) -> Result<Fence> {
+    pub(crate) fn open(dir: &Path, turn: Arc<Mutex<()>>) -> Result<Fence> {
         let path = dir.join(FILE);
-        let doing = || format!("read {}", path.display());
-        let newest = match std::fs::read(&path) {
-            Ok(text) => {
-                let document: Document = serde_json::from_slice(&text)
-                    .map_err(|error| Error::with_source(ErrorKind::Corrupt, doing(), error))?;
-                if document.version != VERSION {
-                    let what = format!("{}: it is of another version: update spindle", doing());
-                    return Err(Error::new(ErrorKind::Unsupported, what));
-                }
-                let key = from_hex(&document.key).ok_or_else(|| {
-                    Error::new(ErrorKind::Corrupt, format!("{}: its key is none", doing()))
-                })?;
-                Owner { epoch: Epoch(document.epoch), key: Some(key) }
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Owner::default(),
-            Err(error) => return Err(Error::with_source(ErrorKind::Io, doing(), error)),
-        };
-        Ok(Fence { path, newest: Arc::new(RwLock::new(newest)) })
+        let newest = Arc::new(RwLock::new(Owner::read(&path)?));
+        Ok(Fence { path, newest, turn })
     }
 
     /// Lets a reader in who has proven this key.
@@ -109,12 +96,18 @@ impl Fence {
         let mut newest = Arc::clone(&self.newest).write_owned().await;
         newest.check_key(&key)?;
         check(newest.epoch, epoch)?;
-        let path = self.path.clone();
+        let (path, turn) = (self.path.clone(), Arc::clone(&self.turn));
         // The lock is held until the disk has answered, even if the request is given up meanwhile.
         let written = tokio::task::spawn_blocking(move || {
             let document = Document { version: VERSION, epoch: epoch.0, key: to_hex(&key) };
             let text = serde_json::to_string(&document).expect("numbers and text are JSON") + "\n";
+            let _turn = turn.lock();
             if !seeded_bugs().fence_forgotten {
+                // While this request waited, the drive may have gone away and come back, and a later owner too.
+                if Owner::read(&path)? != *newest {
+                    let what = format!("{} has changed: the drive was away", path.display());
+                    return Err(Error::new(ErrorKind::Unavailable, what));
+                }
                 block::durable_file::write_durably(&path, text.as_bytes(), 0o600)?;
             }
             *newest = Owner { epoch, key: Some(key) };
@@ -140,13 +133,35 @@ impl Fence {
 }
 
 impl Owner {
+    /// Reads the file. Waits for the disk.
+    fn read(path: &Path) -> Result<Owner> {
+        let doing = || format!("read {}", path.display());
+        let document: Document = match std::fs::read(path) {
+            Ok(text) => serde_json::from_slice(&text)
+                .map_err(|error| Error::with_source(ErrorKind::Corrupt, doing(), error))?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Owner::default());
+            }
+            Err(error) => return Err(Error::with_source(ErrorKind::Io, doing(), error)),
+        };
+        if document.version != VERSION {
+            let what = format!("{}: it is of another version: update spindle", doing());
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
+        let key = from_hex(&document.key).ok_or_else(|| {
+            Error::new(ErrorKind::Corrupt, format!("{}: its key is none", doing()))
+        })?;
+        Ok(Owner { epoch: Epoch(document.epoch), key: Some(key) })
+    }
+
     /// Checks that this is the key of the pool, or that no owner has come.
     fn check_key(&self, key: &[u8; KEY_BYTES]) -> Result<()> {
         match self.key.is_none_or(|known| known == *key) || seeded_bugs().key_unchecked {
             true => Ok(()),
             false => Err(Error::new(
                 ErrorKind::Denied,
-                "the folder belongs to a pool with another key than the one of whoever asks",
+                "its folder on the drive is that of another key than the pool's; another node may have made it: \
+                 docs/operations.md, \"Data nodes\"",
             )),
         }
     }
@@ -169,33 +184,37 @@ mod tests {
     use std::time::Duration;
     use tokio::time::timeout;
 
+    fn open(dir: &Path) -> Result<Fence> {
+        Fence::open(dir, Arc::default())
+    }
+
     const KEY: [u8; KEY_BYTES] = [7; KEY_BYTES];
 
     #[tokio::test]
     async fn epoch_is_kept_over_restarts_and_never_falls() {
         let dir = tempfile::tempdir().unwrap();
-        let fence = Fence::open(dir.path()).unwrap();
+        let fence = open(dir.path()).unwrap();
         fence.enter(Epoch(3), KEY).await.unwrap();
         fence.enter(Epoch(3), KEY).await.unwrap();
         drop(fence.pass(Epoch(3)).await.unwrap());
         fence.enter(Epoch(5), KEY).await.unwrap();
         assert_eq!(fence.pass(Epoch(3)).await.unwrap_err().kind(), ErrorKind::Fenced);
-        let again = Fence::open(dir.path()).unwrap();
+        let again = open(dir.path()).unwrap();
         assert_eq!(again.enter(Epoch(4), KEY).await.unwrap_err().kind(), ErrorKind::Fenced);
         again.enter(Epoch(5), KEY).await.unwrap();
         for damaged in ["{}", r#"{"version":1,"epoch":5,"key":"77"}"#] {
             std::fs::write(dir.path().join(FILE), damaged).unwrap();
-            assert_eq!(Fence::open(dir.path()).unwrap_err().kind(), ErrorKind::Corrupt);
+            assert_eq!(open(dir.path()).unwrap_err().kind(), ErrorKind::Corrupt);
         }
     }
 
     #[tokio::test]
     async fn key_of_the_first_owner_is_that_of_the_folder_for_good() {
         let dir = tempfile::tempdir().unwrap();
-        let fence = Fence::open(dir.path()).unwrap();
+        let fence = open(dir.path()).unwrap();
         assert_eq!(fence.admit(&KEY).await.unwrap_err().kind(), ErrorKind::Unavailable);
         fence.enter(Epoch(0), KEY).await.unwrap();
-        for fence in [fence, Fence::open(dir.path()).unwrap()] {
+        for fence in [fence, open(dir.path()).unwrap()] {
             fence.admit(&KEY).await.unwrap();
             let other = [8; KEY_BYTES];
             assert_eq!(fence.admit(&other).await.unwrap_err().kind(), ErrorKind::Denied);
@@ -210,7 +229,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn later_owner_waits_for_changes_under_way() {
         let dir = tempfile::tempdir().unwrap();
-        let fence = Fence::open(dir.path()).unwrap();
+        let fence = open(dir.path()).unwrap();
         fence.enter(Epoch(1), KEY).await.unwrap();
         let passed = fence.pass(Epoch(1)).await.unwrap();
         let entering = timeout(Duration::from_secs(60), fence.enter(Epoch(2), KEY)).await;
@@ -223,10 +242,23 @@ mod tests {
     #[tokio::test]
     async fn epoch_that_the_disk_did_not_take_does_not_count() {
         let dir = tempfile::tempdir().unwrap();
-        let fence = Fence::open(dir.path()).unwrap();
+        let fence = open(dir.path()).unwrap();
         fence.enter(Epoch(1), KEY).await.unwrap();
         std::fs::remove_dir_all(dir.path()).unwrap();
-        assert_eq!(fence.enter(Epoch(2), KEY).await.unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(fence.enter(Epoch(2), KEY).await.unwrap_err().kind(), ErrorKind::Unavailable);
         drop(fence.pass(Epoch(1)).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn fence_from_before_an_absence_does_not_write_over_a_later_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let before = open(dir.path()).unwrap();
+        before.enter(Epoch(1), KEY).await.unwrap();
+        let after = open(dir.path()).unwrap();
+        after.enter(Epoch(3), KEY).await.unwrap();
+        let refused = before.enter(Epoch(2), KEY).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unavailable);
+        let again = open(dir.path()).unwrap();
+        assert_eq!(again.enter(Epoch(2), KEY).await.unwrap_err().kind(), ErrorKind::Fenced);
     }
 }

@@ -5,10 +5,11 @@ use block::Epoch;
 use block::env::{SystemClock, SystemRandom};
 use block::seal::PoolKey;
 use bytes::Bytes;
-use cluster::{Cluster, Environment, NewNode};
+use cluster::{Cluster, Environment, NewNode, Service};
 use erasure::fragment::{FragmentHeader, FragmentOwner};
 use erasure::{Cuts, Scheme};
 use futures::TryStreamExt;
+use messages::{Answer, Open, Proof, Refusal, Request, SIGNATURE_BYTES, VERSION};
 use object_store::path::Path as ObjectPath;
 use object_store::{Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use std::path::{Path, PathBuf};
@@ -525,6 +526,44 @@ async fn folder_is_served_to_the_key_of_its_pool_only() {
     create(&world.objects_at(other), &path("a"), &bytes(10)).await.unwrap();
 }
 
+/// Opens the folder of the pool as the owner of epoch 5, and returns the answer.
+async fn open_with(world: &World, proof: Proof) -> Answer {
+    let node = world.node().node_id();
+    let connection = world.owner.connect(node, Service::Data, Some(POOL)).await.unwrap();
+    let (mut reader, mut writer) = connection.into_frames();
+    let (kind, parts) = Request::Open(opening(), proof).encode();
+    writer.write(kind, 0, &parts).await.unwrap();
+    let frame = reader.read().await.unwrap().unwrap();
+    Answer::decode(frame.kind, &frame.payload).unwrap()
+}
+
+fn opening() -> Open {
+    Open { version: VERSION, owner: Some(Epoch(5)), lineage: POOL, drive: String::new() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn opening_needs_a_proof_for_these_two_nodes() {
+    let world = World::with_drives(1).await;
+    let owner = world.objects("", Some(4));
+    create(&owner, &path("a"), &bytes(100)).await.unwrap();
+    let (from, to) = (world.owner.node_id(), world.node().node_id());
+    let proof = signer(7).prove(&opening(), from, to);
+    // The key alone is no secret: every data node of the pool has it.
+    let unsigned = Proof { signature: [0; SIGNATURE_BYTES], ..proof.clone() };
+    for wrong in [
+        unsigned,
+        signer(7).prove(&opening(), to, to),
+        signer(7).prove(&opening(), from, from),
+        signer(7).prove(&Open { owner: Some(Epoch(6)), ..opening() }, from, to),
+    ] {
+        let answer = open_with(&world, wrong).await;
+        assert!(matches!(answer, Answer::Refused(Refusal::Denied, _)), "{answer:?}");
+    }
+    create(&owner, &path("b"), &bytes(100)).await.unwrap();
+    assert_eq!(open_with(&world, proof).await, Answer::Done);
+    refused(create(&owner, &path("c"), &bytes(100)).await, "epoch 5");
+}
+
 /// A fragment with a payload of this many bytes.
 fn fragment(payload_bytes: u32) -> Vec<u8> {
     let scheme: Scheme = "1+1".parse().unwrap();
@@ -545,7 +584,8 @@ async fn fragment_is_verified_where_it_is() {
     for size in [1, 4096, 3_000_000] {
         let (name, whole) = (size.to_string(), fragment(size));
         create(&objects, &path(&name), &whole.clone().into()).await.unwrap();
-        let check = || objects.check(&path(&name), whole.len() as u64);
+        let (stored, len) = (path(&name), whole.len() as u64);
+        let check = || objects.check(&stored, len);
         assert_eq!(check().await.unwrap().unwrap(), whole[..256]);
         // A flipped bit in the header, at both ends of the payload, in the directory and the checksums; a cut; more.
         let payload_end = 256 + size as usize;

@@ -47,10 +47,12 @@ pub enum Answer {
     Hang,
     /// The request takes effect, and its answer is lost.
     DoneButFailed,
+    /// The right answer, after as long as a [`Answer::Hang`].
+    Late,
 }
 
 impl Answer {
-    /// All faulty answers.
+    /// All faulty answers; a late one is not faulty.
     pub const ALL: &[Answer] = &[
         Answer::Conflict,
         Answer::NotFound,
@@ -73,7 +75,7 @@ impl Answer {
             Answer::EmptyList | Answer::RepeatedPage => op == Op::List,
             Answer::Truncated => matches!(op, Op::Get | Op::List),
             Answer::DoneButFailed => matches!(op, Op::Put | Op::Delete),
-            Answer::Denied | Answer::Internal | Answer::Busy | Answer::Hang => true,
+            Answer::Denied | Answer::Internal | Answer::Busy | Answer::Hang | Answer::Late => true,
         }
     }
 
@@ -95,6 +97,7 @@ impl Answer {
             Answer::EmptyList
             | Answer::RepeatedPage
             | Answer::Truncated
+            | Answer::Late
             | Answer::DoneButFailed => generic("injected: connection closed".into()),
         }
     }
@@ -261,6 +264,11 @@ impl IllStore {
                 let time = self.orders.lock().hang_time.unwrap_or(HANG_TIME);
                 tokio::time::sleep(time).await;
                 Err(Answer::Hang.error(op, path))
+            }
+            Some(Answer::Late) => {
+                let time = self.orders.lock().hang_time.unwrap_or(HANG_TIME);
+                tokio::time::sleep(time).await;
+                Ok(None)
             }
             Some(answer) => Err(answer.error(op, path)),
             None => Ok(None),

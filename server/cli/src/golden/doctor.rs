@@ -95,6 +95,7 @@ fn at_risk() -> DataRiskInfo {
         is_leaving: failure.is_none(),
         is_lost: failure.is_some(),
         failure: failure.map(str::to_owned),
+        ..DataStoreInfo::default()
     };
     DataRiskInfo {
         is_complete: false,

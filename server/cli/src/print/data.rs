@@ -30,7 +30,7 @@ fn row(store: &DataStoreInfo) -> Vec<String> {
 
 fn state(store: &DataStoreInfo) -> String {
     let goes = match (store.is_leaving, store.is_empty) {
-        (true, _) => Some("is no longer configured"),
+        (true, _) => Some("leaving, as it is not configured"),
         (false, true) => Some("empty: take it out of `data.stores`"),
         (false, false) if store.is_draining => Some("draining"),
         (false, false) => None,

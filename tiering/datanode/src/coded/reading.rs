@@ -277,7 +277,10 @@ impl CodedSegments {
 
     /// Whether the store of a fragment has verified all of it, and has that one. False too if it does not say.
     pub(super) async fn is_checked(&self, coded: &Coded, index: usize) -> bool {
-        let Some(member) = self.member(coded.fragments.places[index].store) else { return false };
+        let member = self.member(coded.fragments.places[index].store);
+        let Some(member) = member.filter(|member| !member.health().is_avoided()) else {
+            return false;
+        };
         let bytes = coded.payload_bytes(index) as u64;
         match member.check(&coded.fragment(index), bytes).await {
             Ok(Check::Whole(header)) => self.header_of(coded, index, &header).is_ok(),

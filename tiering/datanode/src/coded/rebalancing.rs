@@ -73,7 +73,8 @@ impl CodedSegments {
         }
         let moved: BTreeSet<usize> = moves.iter().map(|(index, _)| *index).collect();
         // Damaged ones that are found by the way are left to the scrub.
-        let found = self.read_sources(coded, Depth::Presence, &mut moved.clone()).await?;
+        let (mut read, none) = (moved.clone(), BTreeSet::new());
+        let found = self.read_sources(coded, Depth::Presence, &mut read, &none).await?;
         let image = self.coded_anew(coded, &moved, found, coded.next_generation()).await?;
         let (mut placement, mut rebuilt) = (Fragments::clone(&coded.fragments), Rebuilt::default());
         let mut failure = None;

@@ -73,57 +73,67 @@ impl CodedSegments {
             }
         }
         // Stores that verify fragments themselves send none of them.
-        if depth == Depth::Checksums && wanted.is_empty() && self.is_verified(coded).await {
-            return Ok(Rebuilt::default());
-        }
-        let found = self.read_sources(coded, depth, &mut wanted).await?;
+        let verified = match depth {
+            Depth::Checksums => self.verified(coded, &wanted).await,
+            Depth::Presence => BTreeSet::new(),
+        };
+        let found = self.read_sources(coded, depth, &mut wanted, &verified).await?;
         match wanted.is_empty() {
             true => Ok(Rebuilt::default()),
             false => self.write_wanted(coded, &wanted, found).await,
         }
     }
 
-    /// Whether the stores have verified all fragments of a segment.
-    async fn is_verified(&self, coded: &Coded) -> bool {
-        let checks = futures::stream::iter(0..coded.scheme.fragments())
-            .map(|index| self.is_checked(coded, index))
-            .buffered(READS_AT_ONCE);
-        checks.all(std::future::ready).await
+    /// The fragments that their stores have verified, of those that stay.
+    async fn verified(&self, coded: &Coded, wanted: &BTreeSet<usize>) -> BTreeSet<usize> {
+        let stay = (0..coded.scheme.fragments()).filter(|index| !wanted.contains(index));
+        futures::stream::iter(stay)
+            .map(|index| async move { self.is_checked(coded, index).await.then_some(index) })
+            .buffered(READS_AT_ONCE)
+            .filter_map(std::future::ready)
+            .collect()
+            .await
     }
 
-    /// Reads and verifies as many fragments as are needed, or all of them, and adds to the wanted ones those that do
-    /// not verify.
+    /// Reads and verifies as many fragments as are needed, or all that are not verified, and adds to the wanted ones
+    /// those that do not verify.
     pub(super) async fn read_sources(
         &self,
         coded: &Coded,
         depth: Depth,
         wanted: &mut BTreeSet<usize>,
+        verified: &BTreeSet<usize>,
     ) -> Result<Vec<Option<Bytes>>> {
         let count = coded.scheme.fragments();
         let mut found: Vec<Option<Bytes>> = vec![None; count];
         let mut lost = coded.not_found();
         let order = self.well_first(coded, 0..count);
-        let mut reading = futures::stream::iter(order)
-            .map(|index| async move { (index, self.read_verified(coded, index).await) })
-            .buffered(READS_AT_ONCE);
-        let is_enough = |found: &[Option<Bytes>]| {
-            depth == Depth::Presence && found.iter().flatten().count() >= coded.scheme.data()
-        };
-        while !is_enough(&found)
-            && let Some((index, payload)) = reading.next().await
-        {
-            match payload {
-                Ok(payload) => found[index] = Some(payload),
-                // A store that is away for now may still have it.
-                Err(error) => {
-                    if is_damage(&error) || self.is_unreadable(coded, index).await {
-                        wanted.insert(index);
+        let (rest, first): (Vec<_>, Vec<_>) =
+            order.into_iter().partition(|index| verified.contains(index));
+        for (order, is_all) in [(first, depth == Depth::Checksums), (rest, false)] {
+            let mut reading = futures::stream::iter(order)
+                .map(|index| async move { (index, self.read_verified(coded, index).await) })
+                .buffered(READS_AT_ONCE);
+            loop {
+                let is_enough = found.iter().flatten().count() >= coded.scheme.data();
+                // Verified fragments are read only to make others of them.
+                let is_needless = depth == Depth::Checksums && wanted.is_empty();
+                if !is_all && (is_enough || is_needless) {
+                    break;
+                }
+                let Some((index, payload)) = reading.next().await else { break };
+                match payload {
+                    Ok(payload) => found[index] = Some(payload),
+                    // A store that is away for now may still have it.
+                    Err(error) => {
+                        if is_damage(&error) || self.is_unreadable(coded, index).await {
+                            wanted.insert(index);
+                        }
+                        lost = error;
                     }
-                    lost = error;
                 }
             }
         }
-        drop(reading);
         match wanted.is_empty() || found.iter().flatten().count() >= coded.scheme.data() {
             true => Ok(found),
             false => Err(lost),

@@ -11,7 +11,6 @@ use super::{CodedSegments, unknown_store};
 use crate::fragment_store::FragmentName;
 use crate::placing::StoreId;
 use crate::seeded_bugs::seeded_bugs;
-use block::env::Clock;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use object_store::{Error, Result};
@@ -19,7 +18,7 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tiering::segment::{Fragments, SegmentName};
 
 /// Shortest time that a store is waited for when others have taken their fragments. Chosen by hand: longer than the
@@ -28,10 +27,10 @@ const PATIENCE_MIN: Duration = Duration::from_secs(1);
 /// How many times longer than the others a store may take. Chosen by hand.
 const PATIENCE_FACTOR: u32 = 3;
 
-/// A fragment on its way: the stores that are asked to take it, since when, and the one that has it.
+/// A fragment on its way: the stores that are asked to take it, since which turn of the timer, and the one that has it.
 #[derive(Clone, Debug, Default)]
 struct Sent {
-    asked: Vec<(StoreId, Instant)>,
+    asked: Vec<(StoreId, u32)>,
     stored_at: Option<StoreId>,
 }
 
@@ -62,9 +61,9 @@ impl Sent {
         self.stored_at.is_none() && !self.asked.is_empty()
     }
 
-    /// Whether every store that was asked has been for this long.
-    fn is_late(&self, clock: &dyn Clock, patience: Duration) -> bool {
-        self.is_waiting() && self.asked.iter().all(|(_, since)| clock.since(*since) >= patience)
+    /// Whether every store that is asked has been since before this turn of the timer.
+    fn is_late(&self, turn: u32) -> bool {
+        self.is_waiting() && self.asked.iter().all(|(_, since)| *since < turn)
     }
 }
 
@@ -80,13 +79,13 @@ impl CodedSegments {
         let (mut free, begun) = (VecDeque::from(free), self.clock.now());
         let mut sent = vec![Sent::default(); image.fragments.len()];
         let (mut writing, mut failure) = (FuturesUnordered::new(), None);
-        let begin = |index: usize, id: StoreId, one: &mut Sent| {
-            one.asked.push((id, self.clock.now()));
+        let begin = |index: usize, id: StoreId, one: &mut Sent, turn: u32| {
+            one.asked.push((id, turn));
             let (name, parts) = (image.name(segment, index), image.fragments[index].parts());
             attempt(self.member(id.0), index, id, name, parts)
         };
         // Set once enough others are stored to compare with.
-        let mut patience = None;
+        let (mut patience, mut turn) = (None, 0);
         let mut timer = pin!(tokio::time::sleep(PATIENCE_MIN));
         loop {
             // At first, when one has failed, and when a store is free again because another one was faster.
@@ -95,7 +94,7 @@ impl CodedSegments {
                     && one.asked.is_empty()
                     && let Some(id) = free.pop_front()
                 {
-                    writing.push(begin(index, id, one));
+                    writing.push(begin(index, id, one, turn));
                 }
             }
             if !sent.iter().any(Sent::is_waiting) {
@@ -105,16 +104,16 @@ impl CodedSegments {
                 biased;
                 attempt = writing.next() => attempt,
                 () = &mut timer, if patience.is_some() && !free.is_empty() => {
-                    let patience = patience.unwrap_or_default();
                     for (index, one) in sent.iter_mut().enumerate() {
-                        if one.is_late(&*self.clock, patience)
+                        if one.is_late(turn)
                             && let Some(id) = free.pop_front()
                         {
                             self.note_late(&one.asked);
-                            writing.push(begin(index, id, one));
+                            writing.push(begin(index, id, one, turn));
                         }
                     }
-                    timer.set(tokio::time::sleep(patience));
+                    turn += 1;
+                    timer.set(tokio::time::sleep(patience.unwrap_or_default()));
                     continue;
                 }
             };
@@ -134,6 +133,7 @@ impl CodedSegments {
                     if stored == image.scheme.data() && !seeded_bugs().late_store_awaited {
                         let taken = self.clock.since(begun);
                         let rest = (taken * PATIENCE_FACTOR).max(PATIENCE_MIN);
+                        turn += 1;
                         timer.set(tokio::time::sleep(rest));
                         patience = Some(rest);
                     }
@@ -163,7 +163,7 @@ impl CodedSegments {
     }
 
     /// Notes that these stores are late with a fragment: others get later ones first for a while.
-    fn note_late(&self, stores: &[(StoreId, Instant)]) {
+    fn note_late(&self, stores: &[(StoreId, u32)]) {
         self.counters.hedged_writes.fetch_add(1, Ordering::Relaxed);
         for member in stores.iter().filter_map(|(id, _)| self.member(id.0)) {
             if member.health().note_late_write() {
