@@ -353,6 +353,7 @@ impl OpenDataStores for OpenedStores {
             is_rebalancing: list.is_rebalancing,
             fragment_count: scheme.fragments(),
             written_min: scheme.written_min(),
+            parity_count: u8::try_from(scheme.parity()).unwrap_or(u8::MAX),
             stores: list.stores.iter().map(store).collect(),
             read_count: counts.reads,
             degraded_read_count: counts.degraded_reads,

@@ -38,7 +38,10 @@ impl DataNodes {
         count: usize,
         text: impl Fn(&[String]) -> String,
     ) -> DataNodes {
-        let mut owner = Daemon::new(SMALL, volumes);
+        // The log keeps the size that it is made with.
+        let settings = text(&[]);
+        let plain = settings.split("[data]").next().expect("the beginning");
+        let mut owner = Daemon::new(plain, volumes);
         for expected in ["a data store fails", "data-store-away", "could not upload to the store"] {
             owner.announce(expected);
         }

@@ -142,6 +142,8 @@ pub struct DataStoresStatus {
     pub fragment_count: usize,
     /// The fewest of them with which a segment is written while stores fail.
     pub written_min: usize,
+    /// Losses of stores that a whole segment of the scheme survives.
+    pub parity_count: u8,
     /// The stores, in the order of their numbers.
     pub stores: Vec<DataStoreStatus>,
     /// Fragments are to be moved to where they would be if their segments were written now.

@@ -83,7 +83,7 @@ pub(crate) async fn round(
     loop {
         let emptying_at_first = emptying(stores);
         let (found, lacking) = pool.tier().redundancy().await?;
-        show(conditions, &found);
+        show(conditions, &found, stores.status().parity_count);
         let named: BTreeSet<u32> = found.stores.keys().copied().collect();
         let empty = match found.is_complete {
             true => emptying_at_first.difference(&named).copied().collect(),
@@ -141,22 +141,27 @@ pub(crate) async fn round(
     }
 }
 
-fn show(conditions: &Conditions, found: &Redundancy) {
+/// Shows that segments survive fewer losses than the scheme promises, and will not get better by themselves: stores that
+/// are away for a while are a condition of their own, and those that are drained are none.
+fn show(conditions: &Conditions, found: &Redundancy, parity_count: u8) {
     let size = |bytes: u64| ByteSize(bytes).rounded();
-    let report = (found.lacking_count > 0).then(|| {
-        let (worst, bytes) = found.bytes.iter().next().map_or((None, 0), |(worst, bytes)| (*worst, *bytes));
+    let worst = found.bytes.iter().next().map(|(worst, bytes)| (*worst, *bytes));
+    let report = worst.and_then(|(worst, bytes)| {
+        let is_short = worst.is_none_or(|spare| spare < parity_count);
+        if !is_short || (found.lacking_count == 0 && worst.is_some()) {
+            return None;
+        }
         let cost = match worst {
             None => format!("{} cannot be read now", size(bytes)),
             Some(0) => format!("{} would be lost with one more store", size(bytes)),
             Some(spare) => format!("{} survives the loss of {spare} more stores, and not of more", size(bytes)),
         };
-        let what = format!(
-            "{} segments of {} lack fragments",
-            found.lacking_count,
-            size(found.lacking_bytes)
-        );
+        let what = match found.lacking_count {
+            0 => "too few of the data stores that have a segment answer".to_owned(),
+            count => format!("{count} segments of {} lack fragments", size(found.lacking_bytes)),
+        };
         let remedy = "bring data stores back, or add some in other failure domains; the fragments are then made anew";
-        Report::new(what, cost, remedy)
+        Some(Report::new(what, cost, remedy))
     });
     conditions.set(ConditionKind::FragmentsLacking, POOL, report);
 }

@@ -37,6 +37,7 @@ fn status(count: u32) -> DataStoresStatus {
         scheme: "2+1".to_owned(),
         fragment_count: 3,
         written_min: 2,
+        parity_count: 1,
         stores: (1..=count).map(store).collect(),
         ..DataStoresStatus::default()
     }
