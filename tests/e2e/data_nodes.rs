@@ -13,7 +13,7 @@ use crate::stores::{History, VOLUMES, open};
 use std::path::PathBuf;
 use std::time::Duration;
 use tests::Place;
-use tests::daemon::{Daemon, SMALL};
+use tests::daemon::Daemon;
 use tests::seed::{Random, seeds};
 
 /// A pool over the only drive of each of several data nodes.
