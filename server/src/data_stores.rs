@@ -358,6 +358,7 @@ impl OpenDataStores for OpenedStores {
             read_count: counts.reads,
             degraded_read_count: counts.degraded_reads,
             hedged_read_count: counts.hedged_reads,
+            hedged_write_count: counts.hedged_writes,
             written_bytes: counts.written_bytes,
             missing_write_count: counts.missing_writes,
         }

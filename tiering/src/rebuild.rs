@@ -80,6 +80,8 @@ pub struct RebuildReport {
     pub bytes: u64,
     /// Whether the segment still lacks fragments.
     pub is_lacking: bool,
+    /// Whether a store did not say that it has its fragment, while nothing was found lacking.
+    pub is_unsure: bool,
 }
 
 /// Time for which moved fragments stay at their old places. Chosen by hand: longer than a read takes.
@@ -150,6 +152,12 @@ impl Rebuild {
         Ok((found, lacking.into_values().flatten().collect()))
     }
 
+    /// Returns the numbers of some segments above `last`, in order, and where to go on; absent after the last one.
+    pub(crate) async fn numbers_after(&self, last: u64) -> Result<(Vec<u64>, Option<u64>)> {
+        let (records, next) = self.metadata.map.live_after(last, RECORDS_AT_ONCE).await?;
+        Ok((records.iter().map(|(record, _)| record.info.number.0).collect(), next))
+    }
+
     /// Makes the fragments anew that a segment lacks. With [`Depth::Checksums`], all of them are verified,
     /// and those that are not whole are lacking, too. `None` if the map no longer names the segment.
     ///
@@ -210,8 +218,8 @@ impl Rebuild {
             let what = format!("{verb} segment {}: {}", segment.info.name(), public_text(&cause));
             Error::with_source(ErrorKind::Unavailable, what, cause)
         })?;
-        let Rebuilt { placement, fragment_count, bytes, is_lacking } = rebuilt;
-        let report = RebuildReport { fragment_count, bytes, is_lacking };
+        let Rebuilt { placement, fragment_count, bytes, is_lacking, is_unsure } = rebuilt;
+        let report = RebuildReport { fragment_count, bytes, is_lacking, is_unsure };
         match placement {
             None => Ok(Some(report)),
             Some(placement) => Ok(self.commit(&segment, placement).await?.then_some(report)),

@@ -76,6 +76,8 @@ pub struct Rebuilt {
     pub bytes: u64,
     /// Some are still lacking: no store was left for them.
     pub is_lacking: bool,
+    /// Nothing was found lacking, but not every store said whether it has its fragment.
+    pub is_unsure: bool,
 }
 
 /// Fragments of a segment that are not where they would be if it were written now.

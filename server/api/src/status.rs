@@ -96,6 +96,9 @@ pub struct DataStoresInfo {
     pub degraded_read_count: u64,
     /// Reads that were tried another way because the answer was late.
     pub hedged_read_count: u64,
+    /// Fragments that another store was asked to take, too, because one was late.
+    #[serde(default)]
+    pub hedged_write_count: u64,
     /// Bytes of fragments written since the start.
     pub written_bytes: u64,
     /// Fragments for which no store was left since the start.
@@ -109,6 +112,9 @@ pub struct DataStoresInfo {
     pub space: Option<TierSpaceInfo>,
     /// Segments that lack fragments and wait to be rebuilt.
     pub rebuild_left_count: u64,
+    /// Estimated seconds until there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild_left_seconds: Option<u64>,
     /// Fragments that were made anew since the start.
     pub rebuilt_count: u64,
     /// Bytes of them.
@@ -116,9 +122,30 @@ pub struct DataStoresInfo {
     /// Reason why the last segment could not be rebuilt, until one is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuild_failure: Option<String>,
+    /// The check of all segments after the last rebuild; absent before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rebuild_check: Option<RebuildCheckInfo>,
     /// The job of `data rebalance`; absent if it has moved nothing since the start, and is not to run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebalance: Option<RebalanceInfo>,
+}
+
+/// The check after a rebuild: the data stores are asked for every fragment of every segment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RebuildCheckInfo {
+    /// It has ended, and all segments had all fragments: the rebuild is done.
+    pub is_whole: bool,
+    /// Segments of the pool when it began.
+    pub segment_count: u64,
+    /// Segments of which the stores were asked for every fragment.
+    pub checked_count: u64,
+    /// Those of them that were verified by checksum.
+    pub verified_count: u64,
+    /// Fragments that were missing or damaged, and were made anew.
+    pub found_count: u64,
+    /// Estimated seconds until it ends; absent once it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_seconds: Option<u64>,
 }
 
 /// The job that moves fragments to where they would be if their segments were written now.

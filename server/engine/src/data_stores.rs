@@ -154,6 +154,8 @@ pub struct DataStoresStatus {
     pub degraded_read_count: u64,
     /// Reads that were tried another way because the answer was late.
     pub hedged_read_count: u64,
+    /// Fragments that another store was asked to take, too, because one was late.
+    pub hedged_write_count: u64,
     /// Bytes of fragments written.
     pub written_bytes: u64,
     /// Fragments for which no store was left.

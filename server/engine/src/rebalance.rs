@@ -5,10 +5,10 @@
 //! - The list of data stores says that it is to run, so it goes on after a restart and with the next owner. It has no
 //!   other state: a walk finds what is left to move.
 //! - The rebuild of what segments lack comes first.
-//! - The job gives way to clients: it rests as long as each segment took, up to a second.
+//! - The job gives way to clients: while there are any, it rests as long as each segment took, up to a second.
 
 use crate::data_stores::OpenDataStores;
-use crate::rebuild::{REST_MAX, RebuildState};
+use crate::rebuild::{Pace, RebuildState, seconds_left};
 use block::Result;
 use parking_lot::Mutex;
 use std::time::Instant;
@@ -86,8 +86,8 @@ pub(crate) async fn pass(
     if misplaced.is_empty() {
         return Ok(if found.waiting_count == 0 { Pass::Ended } else { Pass::Waiting });
     }
-    let (begun, mut outcome) = (clock.now(), Pass::Waiting);
-    for (done, number) in (1u32..).zip(misplaced) {
+    let (pace, begun, mut outcome) = (Pace::new(pool, clock), clock.now(), Pass::Waiting);
+    for (done, number) in (1..).zip(misplaced) {
         if !stores.status().is_rebalancing || rebuild.status().left_count > 0 {
             return Ok(Pass::Waiting);
         }
@@ -96,8 +96,7 @@ pub(crate) async fn pass(
         {
             let mut state = state.0.lock();
             state.left_count = state.left_count.saturating_sub(1);
-            let left = u32::try_from(state.left_count).unwrap_or(u32::MAX);
-            state.left_seconds = Some((clock.since(begun) / done).saturating_mul(left).as_secs());
+            state.left_seconds = Some(seconds_left(clock, begun, done, state.left_count));
             match &moved {
                 Ok(Some(report)) if report.fragment_count > 0 => {
                     state.fragment_count += report.fragment_count;
@@ -116,7 +115,7 @@ pub(crate) async fn pass(
         {
             return Err(error);
         }
-        tokio::time::sleep(clock.since(of_segment).min(REST_MAX)).await;
+        pace.rest(of_segment).await;
     }
     Ok(outcome)
 }

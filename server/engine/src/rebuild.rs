@@ -3,14 +3,21 @@
 //!
 //! Invariants:
 //! - A walk through all segments comes before and after: what is shown was counted, never assumed.
-//! - The job gives way to clients: it rests as long as each segment took, up to a second.
+//! - After a rebuild, the stores are asked for every fragment of every segment, and a sample of the segments is
+//!   verified by checksum. Only then does the state say that the segments are whole.
+//! - The job gives way to clients: while there are any, it rests as long as each segment took, up to a second.
 
 use crate::data_stores::OpenDataStores;
+use crate::pool::Pool;
+use crate::seeded_bugs::seeded_bugs;
 use block::conditions::Report;
+use block::env::Clock;
 use block::quantities::ByteSize;
 use block::{ConditionKind, Conditions, Result};
+use futures::{StreamExt, stream};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 use tiering::rebuild::Redundancy;
 use tiering::segment_store::Depth;
@@ -22,7 +29,12 @@ pub(crate) const WALK_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// Pause between two looks whether a store has come or gone.
 pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// Longest rest after a segment.
-pub(crate) const REST_MAX: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_secs(1);
+/// Of so many segments, the check after a rebuild verifies one by checksum. Chosen by hand: it costs about as much as the
+/// rebuild of a store out of fifty.
+const SAMPLE: u64 = 16;
+/// Segments that the check after a rebuild examines at a time. Chosen by hand: most are only asked for.
+const CHECKS_AT_ONCE: usize = 8;
 /// Subject of the condition.
 const POOL: &str = "pool";
 
@@ -33,6 +45,10 @@ pub struct RebuildStatus {
     pub redundancy: Option<Redundancy>,
     /// Segments that the last walk found lacking and that were not examined since.
     pub left_count: u64,
+    /// Estimated seconds until these are done; absent if there are none.
+    pub left_seconds: Option<u64>,
+    /// The check after the last rebuild; absent before.
+    pub check: Option<CheckStatus>,
     /// Fragments made anew since the start.
     pub fragment_count: u64,
     /// Bytes of them.
@@ -41,6 +57,23 @@ pub struct RebuildStatus {
     pub failure: Option<String>,
     /// Numbers of the stores of which the last walk has found no fragment, and that got none since before it.
     pub empty: BTreeSet<u32>,
+}
+
+/// The check after a rebuild.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckStatus {
+    /// It has ended, and all segments had all fragments at its end: the rebuild is done.
+    pub is_whole: bool,
+    /// Segments of the pool when it began.
+    pub segment_count: u64,
+    /// Segments of which the stores were asked for every fragment.
+    pub checked_count: u64,
+    /// Those of them that were verified by checksum.
+    pub verified_count: u64,
+    /// Fragments that were missing or damaged, and were made anew.
+    pub found_count: u64,
+    /// Estimated seconds until it ends; absent once it has.
+    pub left_seconds: Option<u64>,
 }
 
 /// Shared state of the job.
@@ -71,15 +104,51 @@ fn emptying(stores: &dyn OpenDataStores) -> BTreeSet<u32> {
     stores.filter(|store| store.is_draining || store.is_leaving).map(|store| store.number).collect()
 }
 
+/// Lets a job give way to clients.
+pub(crate) struct Pace<'a> {
+    pool: &'a Pool,
+    clock: &'a dyn Clock,
+    /// What clients had done when the job last looked.
+    seen: Mutex<(u64, u64)>,
+}
+
+impl<'a> Pace<'a> {
+    pub(crate) fn new(pool: &'a Pool, clock: &'a dyn Clock) -> Pace<'a> {
+        let seen = Mutex::new(activity(pool));
+        Pace { pool, clock, seen }
+    }
+
+    /// Rests as long as a step took, up to a second, if clients have written or read meanwhile.
+    pub(crate) async fn rest(&self, begun: Instant) {
+        let now = activity(self.pool);
+        if std::mem::replace(&mut *self.seen.lock(), now) != now {
+            tokio::time::sleep(self.clock.since(begun).min(REST_MAX)).await;
+        }
+    }
+}
+
+/// Grows with each write of clients, and with each read that is not answered from memory.
+fn activity(pool: &Pool) -> (u64, u64) {
+    let frames = pool.tier_status().frames;
+    (pool.log_status().acked_lsn.0, frames.cache_hit_count + frames.store_frame_count)
+}
+
+/// Estimates the seconds that `left` steps take, after `done` have taken the time since `begun`.
+pub(crate) fn seconds_left(clock: &dyn Clock, begun: Instant, done: u64, left: u64) -> u64 {
+    let [done, left] = [done.max(1), left].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+    (clock.since(begun) / done).saturating_mul(left).as_secs()
+}
+
 /// Walks, rebuilds what is lacking, and walks again if something was. Returns whether anything was rebuilt.
 pub(crate) async fn round(
-    pool: &crate::pool::Pool,
+    pool: &Pool,
     state: &RebuildState,
     stores: &dyn OpenDataStores,
     conditions: &Conditions,
-    clock: &dyn block::env::Clock,
+    clock: &dyn Clock,
 ) -> Result<bool> {
     let mut is_any = false;
+    let pace = Pace::new(pool, clock);
     loop {
         let emptying_at_first = emptying(stores);
         let (found, lacking) = pool.tier().redundancy().await?;
@@ -100,11 +169,12 @@ pub(crate) async fn round(
         {
             let mut state = state.0.lock();
             (state.redundancy, state.left_count) = (Some(found), lacking.len() as u64);
-            state.empty = empty;
+            (state.empty, state.left_seconds) = (empty, None);
         }
         let mut is_progress = false;
         let emptying_now = emptying(stores);
-        for number in lacking {
+        let walked = clock.now();
+        for (done, number) in (1..).zip(lacking) {
             // Stores that a command drains meanwhile have segments that this walk did not count.
             if emptying(stores) != emptying_now {
                 is_progress = true;
@@ -115,12 +185,16 @@ pub(crate) async fn round(
             {
                 let mut state = state.0.lock();
                 state.left_count = state.left_count.saturating_sub(1);
+                let left = state.left_count;
+                state.left_seconds = (left > 0).then(|| seconds_left(clock, walked, done, left));
                 match &rebuilt {
                     Ok(Some(report)) => {
                         state.fragment_count += report.fragment_count;
                         state.bytes += report.bytes;
                         if report.fragment_count > 0 {
                             (is_progress, state.failure) = (true, None);
+                            // The next one is due when nothing is lacking any more.
+                            state.check = None;
                         }
                     }
                     Ok(None) => {}
@@ -132,13 +206,97 @@ pub(crate) async fn round(
             {
                 return Err(error);
             }
-            tokio::time::sleep(clock.since(begun).min(REST_MAX)).await;
+            pace.rest(begun).await;
         }
         is_any |= is_progress;
-        if !is_progress {
-            return Ok(is_any);
+        if is_progress {
+            continue;
+        }
+        let is_due = {
+            let state = state.0.lock();
+            let is_rebuilt =
+                state.redundancy.as_ref().is_some_and(|found| found.lacking_count == 0);
+            let is_checked = state.check.as_ref().is_some_and(|check| check.is_whole);
+            is_rebuilt && state.fragment_count > 0 && !is_checked
+        };
+        return match is_due && check(pool, state, stores, clock).await? {
+            true => Ok(true),
+            false => Ok(is_any),
+        };
+    }
+}
+
+/// Asks the stores for every fragment of every segment, and verifies a sample of the segments by checksum. What is missing
+/// or damaged is made anew. Returns whether that has happened. It breaks off when a store comes or goes.
+async fn check(
+    pool: &Pool,
+    state: &RebuildState,
+    stores: &dyn OpenDataStores,
+    clock: &dyn Clock,
+) -> Result<bool> {
+    let (pace, begun, seen) = (Pace::new(pool, clock), clock.now(), seen(stores));
+    let segment_count = state
+        .0
+        .lock()
+        .redundancy
+        .as_ref()
+        .map_or(0, |found| found.space.objects.segment_count + found.space.coded.segment_count);
+    let mut found = CheckStatus { segment_count, ..CheckStatus::default() };
+    let (mut last, mut is_whole) = (0, true);
+    while !seeded_bugs().rebuild_unchecked {
+        let (numbers, next) = pool.tier().segments_after(last).await?;
+        let examined = stream::iter(numbers).map(async |number| {
+            let is_sample = number % SAMPLE == 0;
+            let depth = if is_sample { Depth::Checksums } else { Depth::Presence };
+            let examining = clock.now();
+            let outcome = pool.tier().rebuild(number, depth).await;
+            pace.rest(examining).await;
+            (is_sample, outcome)
+        });
+        let mut examined = pin!(examined.buffer_unordered(CHECKS_AT_ONCE));
+        while let Some((is_sample, outcome)) = examined.next().await {
+            found.checked_count += 1;
+            found.verified_count += u64::from(is_sample);
+            let failure = match outcome {
+                Ok(None) => None,
+                Ok(Some(report)) => {
+                    found.found_count += report.fragment_count;
+                    is_whole &= !report.is_lacking && !report.is_unsure;
+                    None
+                }
+                Err(error) if error.kind() == block::ErrorKind::Fenced => return Err(error),
+                Err(error) => {
+                    is_whole = false;
+                    Some(error.chain())
+                }
+            };
+            let left = found.segment_count.saturating_sub(found.checked_count);
+            found.left_seconds = Some(seconds_left(clock, begun, found.checked_count, left));
+            let mut state = state.0.lock();
+            state.check = Some(found.clone());
+            state.failure = failure.or_else(|| state.failure.take());
+        }
+        if self::seen(stores).0 != seen.0 {
+            state.0.lock().check = None;
+            return Ok(found.found_count > 0);
+        }
+        match next {
+            Some(next) => last = next,
+            None => break,
         }
     }
+    // What was asked for first may be gone by now, if its store has lost it meanwhile; the scrub looks again.
+    (found.is_whole, found.left_seconds) = (is_whole, None);
+    let CheckStatus { checked_count, verified_count, found_count, .. } = found;
+    tracing::info!(
+        is_whole,
+        checked_count,
+        verified_count,
+        found_count,
+        "the data stores were asked for all fragments after a rebuild"
+    );
+    state.0.lock().check = Some(found);
+    Ok(found_count > 0)
 }
 
 /// Shows that segments survive fewer losses than the scheme promises, and will not get better by themselves: stores that

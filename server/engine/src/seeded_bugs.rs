@@ -18,6 +18,8 @@ block::seeded_bugs! {
     step_torn: "step-torn",
     /// Requests of an ended connection are not finished before the next one is served.
     leftovers_kept: "leftovers-kept",
+    /// A rebuild counts as done without asking the stores for the fragments.
+    rebuild_unchecked: "rebuild-unchecked",
     /// A full generation stays in the log until a caller waits for the store.
     destage_put_off: "destage-put-off",
 }

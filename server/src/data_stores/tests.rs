@@ -1,6 +1,7 @@
 //! Pools over data stores in directories: how places become stores, what is refused, and what losses do.
 
 mod doctor;
+mod rebuild;
 
 use super::*;
 use crate::serve::open_offline;

@@ -6,14 +6,14 @@ use super::{AdminPool, convert, name_of, node};
 use crate::roles::members_of;
 use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
-    LogInfo, NbdInfo, RebalanceInfo, RedundancyInfo, SpaceInfo, StalledInfo, StatusInfo,
-    SurvivalInfo, TierInfo, TierSpaceInfo,
+    LogInfo, NbdInfo, RebalanceInfo, RebuildCheckInfo, RedundancyInfo, SpaceInfo, StalledInfo,
+    StatusInfo, SurvivalInfo, TierInfo, TierSpaceInfo,
 };
 use block::{ConditionKind, Conditions};
 use engine::data_stores::{DataStoreStatus, DataStoresStatus};
 use engine::open_pool::OpenPool;
 use engine::rebalance::RebalanceStatus;
-use engine::rebuild::RebuildStatus;
+use engine::rebuild::{CheckStatus, RebuildStatus};
 use engine::state::StalledVolume;
 use std::collections::BTreeMap;
 use tiering::cache::CacheStatus;
@@ -156,14 +156,28 @@ pub(super) fn data_stores_info(status: DataStoresStatus, rebuild: RebuildStatus)
         read_count: status.read_count,
         degraded_read_count: status.degraded_read_count,
         hedged_read_count: status.hedged_read_count,
+        hedged_write_count: status.hedged_write_count,
         written_bytes: status.written_bytes,
         missing_write_count: status.missing_write_count,
         space: rebuild.redundancy.as_ref().map(|found| tier_space_info(&found.space)),
         redundancy: rebuild.redundancy.map(redundancy_info),
         rebuild_left_count: rebuild.left_count,
+        rebuild_left_seconds: rebuild.left_seconds,
+        rebuild_check: rebuild.check.map(rebuild_check_info),
         rebuilt_count: rebuild.fragment_count,
         rebuilt_bytes: rebuild.bytes,
         rebuild_failure: rebuild.failure,
+    }
+}
+
+fn rebuild_check_info(check: CheckStatus) -> RebuildCheckInfo {
+    RebuildCheckInfo {
+        is_whole: check.is_whole,
+        segment_count: check.segment_count,
+        checked_count: check.checked_count,
+        verified_count: check.verified_count,
+        found_count: check.found_count,
+        left_seconds: check.left_seconds,
     }
 }
 

@@ -30,6 +30,16 @@ impl Tier {
         rebuild.walk().await
     }
 
+    /// Returns the numbers of some segments above `last`, in order, and where to go on; absent after the last one.
+    /// Call it from the background runtime.
+    ///
+    /// # Errors
+    /// Database errors.
+    #[async_recursion]
+    pub async fn segments_after(&self, last: u64) -> Result<(Vec<u64>, Option<u64>)> {
+        self.parts.jobs.repair.rebuild.numbers_after(last).await
+    }
+
     /// Walks the records of all segments, and counts how they depend on these data stores, which are all of the
     /// pool. Changes nothing. Call it from the background runtime.
     ///

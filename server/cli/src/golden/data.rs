@@ -2,7 +2,9 @@
 
 use super::{Case, done, reply};
 use api::Reply;
-use api::status::{DataStoreInfo, DataStoresInfo, RebalanceInfo, RedundancyInfo, SurvivalInfo};
+use api::status::{
+    DataStoreInfo, DataStoresInfo, RebalanceInfo, RebuildCheckInfo, RedundancyInfo, SurvivalInfo,
+};
 
 pub(super) fn about_data() -> Vec<(&'static str, Vec<Case>)> {
     vec![
@@ -145,6 +147,7 @@ pub(super) fn in_status() -> DataStoresInfo {
         read_count: 100,
         degraded_read_count: 20,
         hedged_read_count: 3,
+        hedged_write_count: 5,
         written_bytes: 3 << 20,
         missing_write_count: 4,
         redundancy: Some(RedundancyInfo {
@@ -157,9 +160,18 @@ pub(super) fn in_status() -> DataStoresInfo {
             lacking_bytes: 1 << 30,
         }),
         rebuild_left_count: 30,
+        rebuild_left_seconds: Some(90),
         rebuilt_count: 2,
         rebuilt_bytes: 16 << 20,
         rebuild_failure: Some("no store takes it".to_owned()),
+        rebuild_check: Some(RebuildCheckInfo {
+            is_whole: false,
+            segment_count: 40,
+            checked_count: 16,
+            verified_count: 1,
+            found_count: 2,
+            left_seconds: Some(7),
+        }),
         rebalance: Some(RebalanceInfo {
             is_running: true,
             segment_count: 40,

@@ -206,13 +206,7 @@ fn dedup(info: &StatusInfo) -> String {
 fn data_stores(found: &DataStoresInfo) -> String {
     let answering = found.stores.iter().filter(|store| store.failure.is_none()).count();
     let risk = found.redundancy.as_ref().map_or_else(String::new, survival);
-    let rebuilt = match (found.rebuild_left_count, found.rebuilt_count) {
-        (0, 0) => String::new(),
-        (left, count) => format!(
-            "; {count} fragments made anew ({}), {left} segments to go",
-            ByteSize(found.rebuilt_bytes).rounded()
-        ),
-    };
+    let rebuilt = rebuild(found);
     let leaving = match found.stores.iter().filter(|store| store.is_leaving).count() {
         0 => String::new(),
         count => format!(", {count} no longer configured"),
@@ -232,13 +226,47 @@ fn data_stores(found: &DataStoresInfo) -> String {
         .as_ref()
         .map_or_else(String::new, |info| format!("; rebalance: {}", data::rebalance(info)));
     format!(
-        "{} over {} data stores, {answering} of which answer{leaving}{draining}{risk}{rebuilt}{rebalance}; {} reads, {} decoded, {} hedged",
+        "{} over {} data stores, {answering} of which answer{leaving}{draining}{risk}{rebuilt}{rebalance}; {} reads, {} decoded, \
+         {} hedged; {} writes hedged",
         found.scheme,
         found.stores.len(),
         found.read_count,
         found.degraded_read_count,
-        found.hedged_read_count
+        found.hedged_read_count,
+        found.hedged_write_count
     )
+}
+
+/// Tells how far the rebuild is. It says "rebuilt" only once the stores were asked for all fragments.
+fn rebuild(found: &DataStoresInfo) -> String {
+    let made = format!(
+        "{} fragments made anew ({})",
+        found.rebuilt_count,
+        ByteSize(found.rebuilt_bytes).rounded()
+    );
+    let left = |seconds: Option<u64>| {
+        seconds.map_or_else(String::new, |seconds| format!(", {} left", lasting(seconds)))
+    };
+    match (&found.rebuild_check, found.rebuild_left_count) {
+        (_, 1..) => format!(
+            "; {made}, {} segments to go{}",
+            found.rebuild_left_count,
+            left(found.rebuild_left_seconds)
+        ),
+        (None, 0) if found.rebuilt_count == 0 => String::new(),
+        (None, 0) => format!("; {made}"),
+        (Some(check), 0) if check.is_whole => format!(
+            "; rebuilt: {made}; the stores have all fragments of {} segments, {} of which were verified",
+            check.checked_count, check.verified_count
+        ),
+        (Some(check), 0) => format!(
+            "; {made}; the stores were asked for those of {} of {} segments, {} of which were verified{}",
+            check.checked_count,
+            check.segment_count,
+            check.verified_count,
+            left(check.left_seconds)
+        ),
+    }
 }
 
 /// Tells what each part of the data survives.
@@ -319,6 +347,7 @@ fn at_risk_where(info: &StatusInfo) -> String {
 mod tests {
     use super::*;
     use api::member::{Degraded, MemberInfo, MembersInfo, TrafficInfo};
+    use api::status::RebuildCheckInfo;
 
     #[test]
     fn status_says_which_losses_the_log_survives() {
@@ -376,5 +405,45 @@ mod tests {
         let shown = "warning: disk on fire (pool-stopped)\n  since: 2023-11-14 22:13:20 UTC, for 2 h 1 min\n  \
                      cost: nothing is served\n  to do: call the fire brigade\nwarning: 3 more were raised";
         assert!(text.contains(shown), "{text}");
+    }
+
+    #[test]
+    fn rebuild_is_said_to_be_done_once_all_fragments_were_asked_for() {
+        let check = RebuildCheckInfo {
+            segment_count: 40,
+            checked_count: 16,
+            verified_count: 1,
+            left_seconds: Some(7),
+            ..RebuildCheckInfo::default()
+        };
+        let whole = RebuildCheckInfo {
+            is_whole: true,
+            checked_count: 41,
+            left_seconds: None,
+            ..check.clone()
+        };
+        let state = |left, count, check: Option<&RebuildCheckInfo>| {
+            rebuild(&DataStoresInfo {
+                rebuild_left_count: left,
+                rebuild_left_seconds: (left > 0).then_some(90),
+                rebuilt_count: count,
+                rebuilt_bytes: count << 20,
+                rebuild_check: check.cloned(),
+                ..DataStoresInfo::default()
+            })
+        };
+        assert_eq!(state(0, 0, None), "");
+        let made = "; 2 fragments made anew (2.00 MiB)";
+        assert_eq!(state(30, 2, None), format!("{made}, 30 segments to go, 1 min 30 s left"));
+        assert_eq!(state(0, 2, None), made);
+        let asked = "; the stores were asked for those of 16 of 40 segments, 1 of which were verified, 7 s left";
+        assert_eq!(state(0, 2, Some(&check)), format!("{made}{asked}"));
+        let have = "; the stores have all fragments of 41 segments, 1 of which were verified";
+        assert_eq!(
+            state(0, 2, Some(&whole)),
+            format!("; rebuilt{}{have}", made.replacen(';', ":", 1))
+        );
+        // Stores have gone since.
+        assert!(!state(3, 2, Some(&whole)).contains("rebuilt"));
     }
 }

@@ -67,9 +67,9 @@ impl CodedSegments {
             if !wanted.is_empty() && self.free(coded, &wanted).is_empty() {
                 return Ok(Rebuilt { is_lacking: true, ..Rebuilt::default() });
             }
-            self.find_absent(coded, &mut wanted).await;
+            let is_unsure = self.find_absent(coded, &mut wanted).await;
             if wanted.is_empty() {
-                return Ok(Rebuilt::default());
+                return Ok(Rebuilt { is_unsure, ..Rebuilt::default() });
             }
         }
         // Stores that verify fragments themselves send none of them.
@@ -78,10 +78,12 @@ impl CodedSegments {
             Depth::Presence => BTreeSet::new(),
         };
         let found = self.read_sources(coded, depth, &mut wanted, &verified).await?;
-        match wanted.is_empty() {
-            true => Ok(Rebuilt::default()),
-            false => self.write_wanted(coded, &wanted, found).await,
+        if wanted.is_empty() {
+            let is_seen = |index| verified.contains(&index) || found[index].is_some();
+            let is_unsure = !(0..coded.scheme.fragments()).all(is_seen);
+            return Ok(Rebuilt { is_unsure, ..Rebuilt::default() });
         }
+        self.write_wanted(coded, &wanted, found).await
     }
 
     /// The fragments that their stores have verified, of those that stay.
@@ -146,20 +148,22 @@ impl CodedSegments {
         member.look().await.is_ok() && self.read_verified(coded, index).await.is_err()
     }
 
-    /// Adds the fragments whose stores answer that they do not have them.
-    async fn find_absent(&self, coded: &Coded, wanted: &mut BTreeSet<usize>) {
+    /// Adds the fragments whose stores answer that they do not have them. Returns whether a store did not answer.
+    async fn find_absent(&self, coded: &Coded, wanted: &mut BTreeSet<usize>) -> bool {
         let present = (0..coded.scheme.fragments()).filter(|index| !wanted.contains(index));
         let sizes = present.filter_map(|index| {
             let member = self.member(coded.fragments.places[index].store)?;
             Some(async move { (index, member.size(&coded.fragment(index)).await) })
         });
+        let mut is_unsure = false;
         for (index, size) in futures::future::join_all(sizes).await {
             match size {
                 Ok(bytes) if bytes > (HEADER_BYTES + coded.payload_bytes(index)) as u64 => {}
                 Ok(_) | Err(Error::NotFound { .. }) => drop(wanted.insert(index)),
-                Err(_) => {}
+                Err(_) => is_unsure = true,
             }
         }
+        is_unsure
     }
 
     /// The stores that may get wanted fragments, the best first: those that take some, in other failure domains than

@@ -1,0 +1,103 @@
+//! The check after a rebuild: a pool counts as rebuilt once its stores were asked for every fragment.
+
+use super::*;
+use datanode::FragmentName;
+use engine::pool_jobs::run_rebuild;
+use engine::rebuild::CheckStatus;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Of so many segments, the check verifies one by checksum; see the engine.
+const SAMPLE: u64 = 16;
+
+/// The fragments in a store, with their files.
+fn fragments(store: &Path) -> Vec<(FragmentName, PathBuf)> {
+    let mut found = Vec::new();
+    let mut folders = vec![store.join("fragments")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.strip_prefix(store).unwrap().to_str().unwrap();
+            found.extend(FragmentName::parse(&name.into()).map(|name| (name, path)));
+        }
+    }
+    found
+}
+
+/// Writes until the second store has fragments of two segments of which the first one has none: the second of these is
+/// in the sample. Returns their files.
+async fn two_fragments(place: &Place, open: &OpenPool) -> [PathBuf; 2] {
+    for round in 1..=100 {
+        write(open, round * 100).await;
+        let first: BTreeSet<u64> =
+            fragments(&place.stores[0]).iter().map(|(name, _)| name.segment.number.0).collect();
+        let mut second = fragments(&place.stores[1]);
+        second.retain(|(name, _)| !first.contains(&name.segment.number.0));
+        let is_sample = |name: &FragmentName| name.segment.number.0 % SAMPLE == 0;
+        let one = second.iter().find(|(name, _)| !is_sample(name));
+        let other = second.iter().find(|(name, _)| is_sample(name));
+        if let (Some((_, one)), Some((_, other))) = (one, other) {
+            return [one.clone(), other.clone()];
+        }
+    }
+    panic!("a third of the segments has nothing on the first store");
+}
+
+/// Runs the rebuild until the check after it has ended.
+async fn rebuilt(open: &Arc<OpenPool>) -> CheckStatus {
+    let (stop, stopped) = watch::channel(false);
+    let job = tokio::spawn(run_rebuild(Arc::clone(open), stopped));
+    let ended = async {
+        loop {
+            match open.rebuild.status().check {
+                Some(check) if check.is_whole => return check,
+                _ => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let check = tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it ends");
+    stop.send_replace(true);
+    job.await.unwrap();
+    check
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rebuild_is_done_once_the_stores_were_asked_for_all_fragments() {
+    let place = Place::new("1+1", 4);
+    let open = Arc::new(place.open().await.unwrap());
+    let [missing, damaged] = two_fragments(&place, &open).await;
+    assert_eq!(open.rebuild.status().check, None);
+    // A fragment disappears, and another one is damaged, while their records stay as they are.
+    std::fs::remove_file(&missing).unwrap();
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    stores_of(&open).drain(&[url(&place.stores[0])]).await.unwrap();
+    let check = rebuilt(&open).await;
+    let status = open.rebuild.status();
+    assert_eq!((check.checked_count, check.left_seconds), (check.segment_count, None), "{check:?}");
+    assert!(check.segment_count > check.verified_count && check.verified_count > 0, "{check:?}");
+    assert_eq!(check.found_count, 2, "{check:?}");
+    assert!(status.fragment_count > 0 && status.left_seconds.is_none(), "{status:?}");
+    Arc::into_inner(open).expect("the job has ended").close().await.unwrap();
+}
+
+#[cfg(feature = "failpoints")]
+#[test]
+fn rebuild_that_calls_itself_done_early_is_found() {
+    let test =
+        "data_stores::tests::rebuild::rebuild_is_done_once_the_stores_were_asked_for_all_fragments";
+    for (bug, is_passed) in [("", true), ("rebuild-unchecked", false)] {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test]).env("SPINDLE_SEEDED_BUGS", bug);
+        let output = command.stderr(std::process::Stdio::null()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("running 1 test"), "there is no test {test}: {text}");
+        assert_eq!(output.status.success(), is_passed, "{bug:?}: {text}");
+    }
+}
