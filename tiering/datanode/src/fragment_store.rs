@@ -193,6 +193,11 @@ impl ObjectFragments {
         }
     }
 
+    /// Whether the place has no witness at all, as a directory where a disk would be mounted.
+    async fn is_unmounted(&self) -> bool {
+        matches!(self.store.head(&self.witness.path).await, Err(Error::NotFound { .. }))
+    }
+
     /// What the absence of a fragment means: nothing if the store is away.
     async fn absent(&self, error: Error) -> Error {
         match self.look().await {
@@ -234,12 +239,15 @@ impl FragmentStore for ObjectFragments {
             Err(failed) => return Err(failed),
         }
         // The disk may have been unmounted since the first look.
-        let looked = self.look_sometimes().await;
-        if looked.is_err() && is_made {
-            // Not there, where it would be in the way, and not on the disk, which may be back.
-            let _ = self.store.delete(&path).await;
+        match self.look_sometimes().await {
+            Err(error) if is_made && self.witness.lasts.is_zero() && self.is_unmounted().await => {
+                // It is in the directory that the disk hides, where it would be in the way. From the place itself it
+                // would be deleted too early: another attempt may have found it there, and a placement may name it.
+                let _ = self.store.delete(&path).await;
+                Err(error)
+            }
+            looked => looked,
         }
-        looked
     }
 
     async fn read(&self, name: &FragmentName, range: Range<u64>) -> Result<Bytes> {

@@ -170,7 +170,7 @@ impl Health {
             Err(error) if !is_answer(error) => self.fail(way, &error.to_string()),
             _ => {
                 let mut state = self.state.lock();
-                if way == Way::Write && matches!(result, Ok(_)) {
+                if way == Way::Write && result.is_ok() {
                     state.late_write = None;
                 }
                 // A store that has come back takes writes again.

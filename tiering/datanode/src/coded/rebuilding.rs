@@ -4,6 +4,8 @@
 //! - A fragment is made only from fragments whose header and checksums verify.
 //! - No two fragments of the new placement are in one failure domain because of it. New ones have a generation
 //!   above all of the segment. Nothing that is stored is overwritten or deleted.
+//! - A fragment that is known to be damaged or missing, and that no store takes anew, is not in the new placement: what a
+//!   segment survives is counted from its placement.
 
 use super::health::Way;
 use super::image::{CodedImage, failed_by};
@@ -84,6 +86,27 @@ impl CodedSegments {
             return Ok(Rebuilt { is_unsure, ..Rebuilt::default() });
         }
         self.write_wanted(coded, &wanted, found).await
+    }
+
+    /// The placement without those of the fragments `left` that their stores do not have, or have damaged, so that what
+    /// is counted from it is true. Absent if there are none, or too few others are left: parts of a damaged one may be
+    /// what a read needs.
+    async fn without_lost(
+        &self,
+        coded: &Coded,
+        placement: &Fragments,
+        left: &BTreeSet<usize>,
+    ) -> Option<Placement> {
+        let (leaving, mut without) = (self.leaving(&coded.fragments), placement.clone());
+        for index in left.difference(&leaving) {
+            let read = self.read_verified(coded, *index).await;
+            if read.is_err_and(|error| is_damage(&error)) {
+                without.places[*index].store = Fragments::NOWHERE;
+            }
+        }
+        let stored = without.stores().filter(|store| *store != Fragments::NOWHERE).count();
+        let is_changed = without != *placement && stored >= coded.scheme.data();
+        is_changed.then(|| Placement::Fragments(Arc::new(without)))
     }
 
     /// The fragments that their stores have verified, of those that stay.
@@ -193,7 +216,8 @@ impl CodedSegments {
     ) -> Result<Rebuilt> {
         let mut free = self.free(coded, wanted);
         if free.is_empty() {
-            return Ok(Rebuilt { is_lacking: true, ..Rebuilt::default() });
+            let placement = self.without_lost(coded, &coded.fragments, wanted).await;
+            return Ok(Rebuilt { placement, is_lacking: true, ..Rebuilt::default() });
         }
         let next = coded.next_generation();
         let image = self.coded_anew(coded, wanted, found, next).await?;
@@ -223,6 +247,10 @@ impl CodedSegments {
             }
         }
         rebuilt.is_lacking = !left.is_empty();
+        if let Some(without) = self.without_lost(coded, &placement, &left).await {
+            rebuilt.placement = Some(without);
+            return Ok(rebuilt);
+        }
         finished(rebuilt, placement, failure)
     }
 
@@ -236,7 +264,8 @@ impl CodedSegments {
     ) -> Result<(FragmentPlace, u64)> {
         let (fragment, name) = (&image.fragments[index], image.name(&coded.name, index));
         let member = self.member(id.0).ok_or_else(|| unknown_store(id.0))?;
-        member.put(&name, fragment.parts()).await?;
+        // One that was not answered may arrive after all.
+        member.put(&name, fragment.parts()).await.inspect_err(|_| self.strays.add(id.0, name))?;
         Ok((FragmentPlace { store: id.0, generation: name.generation }, fragment.bytes()))
     }
 

@@ -1,15 +1,17 @@
-//! Fragments that no placement may name: their stores were late, others took them, and then they arrived after all.
+//! Fragments that no placement may name: their stores were late or failed, others took them, and then they arrived after
+//! all; or the attempt that wrote them has failed as a whole.
 //!
 //! Invariants:
 //! - A stray is deleted only if the map names the segment at a placement of its generation or a later one, and not
 //!   there: until then, another attempt of the same write may come to name it. Or when its segment is deleted.
-//! - Beyond [`STRAYS_MAX`], and after the end of this owner, strays are left to the sweep after the end of the segment.
+//! - Beyond [`STRAYS_MAX`], where those of the oldest segments go first, and after the end of this owner, strays are left
+//!   to the sweep after the end of the segment.
 
 use super::names;
 use super::reading::Coded;
 use crate::fragment_store::FragmentName;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use tiering::segment::{SegmentName, SegmentNumber};
 
 /// Maximum number of segments whose strays are remembered. Chosen by hand: 5 MiB.
@@ -17,14 +19,18 @@ const STRAYS_MAX: usize = 16_384;
 
 /// The strays of all segments, with the numbers of their stores.
 #[derive(Debug, Default)]
-pub(super) struct Strays(Mutex<HashMap<SegmentName, Vec<(u32, FragmentName)>>>);
+pub(super) struct Strays(Mutex<BTreeMap<SegmentName, Vec<(u32, FragmentName)>>>);
 
 impl Strays {
-    /// Remembers a fragment that has arrived late.
+    /// Remembers a fragment that is stored, or may be, and that another one may replace.
     pub(super) fn add(&self, store: u32, name: FragmentName) {
         let mut strays = self.0.lock();
-        if strays.len() < STRAYS_MAX || strays.contains_key(&name.segment) {
-            strays.entry(name.segment).or_default().push((store, name));
+        let of_segment = strays.entry(name.segment).or_default();
+        if !of_segment.contains(&(store, name)) {
+            of_segment.push((store, name));
+        }
+        if strays.len() > STRAYS_MAX {
+            strays.pop_first();
         }
     }
 

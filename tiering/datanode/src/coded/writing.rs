@@ -146,6 +146,8 @@ impl CodedSegments {
                         "could not write a fragment; another store gets it if there is one"
                     );
                     failure = Some(error);
+                    // It may arrive after all.
+                    self.strays.add(id.0, name);
                 }
             }
         }
