@@ -18,6 +18,7 @@ use async_trait::async_trait;
 use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
+use changes::Newest;
 use config::{Config, DataSettings, DriveUrl};
 use control::manifest::Ownership;
 use control::store::Store;
@@ -184,8 +185,8 @@ struct ListWriter {
     key: PoolKey,
     pool: Uuid,
     owner: Ownership,
-    /// Number of the newest document of the chain. One change is made at a time.
-    number: tokio::sync::Mutex<u64>,
+    /// One change is made at a time.
+    newest: tokio::sync::Mutex<Newest>,
 }
 
 /// The open data stores.
@@ -232,7 +233,7 @@ impl ConfiguredStores {
             key: asked.key.clone(),
             pool: asked.pool,
             owner: owner.clone(),
-            number: tokio::sync::Mutex::new(number),
+            newest: tokio::sync::Mutex::new(Newest { number, is_unsure: false }),
         });
         Ok(OpenedStores {
             segments: Arc::new(CodedSegments::new(options)),
@@ -286,7 +287,7 @@ impl OpenDataStores for OpenedStores {
 
     async fn forget_unnamed(&self, named: &BTreeSet<u32>) -> Result<()> {
         let Some(writer) = &self.writer else { return Ok(()) };
-        let mut number = writer.number.lock().await;
+        let mut newest = writer.newest.lock().await;
         let mut list = self.list.lock().clone();
         let is_done = |entry: &StoreEntry| entry.is_leaving && !named.contains(&entry.number);
         let forgotten: Vec<StoreEntry> =
@@ -294,7 +295,7 @@ impl OpenDataStores for OpenedStores {
         if forgotten.is_empty() {
             return Ok(());
         }
-        writer.write(&mut number, &list).await?;
+        writer.write(&mut newest, &list).await?;
         *self.list.lock() = list;
         for entry in forgotten {
             self.segments.forget(StoreId(entry.number));
@@ -344,6 +345,7 @@ impl OpenDataStores for OpenedStores {
                 is_readable: state.is_some_and(|state| state.is_readable),
                 is_taking: state.is_some_and(|state| state.is_taking),
                 is_staying: state.is_some_and(|state| state.is_staying),
+                quiet_for: state.map_or(Duration::MAX, |state| state.quiet_for),
             }
         };
         let (counts, scheme) = (self.segments.counts(), self.segments.scheme());

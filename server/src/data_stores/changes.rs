@@ -3,7 +3,7 @@
 //! Invariants:
 //! - The list has a change before anything follows from it. A command that has succeeded is seen by every later owner:
 //!   the ownership is checked before the write and after it.
-//! - The stores that take new fragments stay in as many failure domains as the scheme needs.
+//! - The stores that take new fragments and work stay in as many failure domains as the scheme needs.
 
 use super::identity;
 use super::list::{self, List, StoreEntry};
@@ -13,27 +13,40 @@ use block::{Error, ErrorKind, Result};
 use config::{DATA_STORE_COUNT_MAX, DataStoreSettings, DriveUrl};
 use datanode::{Scheme, StoreId};
 use engine::data_stores::NewDataStore;
+use std::collections::BTreeSet;
+
+/// The newest document of the chain, as far as its writer knows.
+#[derive(Debug)]
+pub(super) struct Newest {
+    pub(super) number: u64,
+    /// An attempt to change it has failed, so that it may have another list than the one in use.
+    pub(super) is_unsure: bool,
+}
 
 impl ListWriter {
-    /// Writes a list as the newest one, whose number becomes `number`.
+    /// Writes a list as the newest one.
     ///
     /// # Errors
     /// `Busy` if another document came first, and `Fenced` if another process owns the pool. After any other error the
     /// list may be the newest one.
-    pub(super) async fn write(&self, number: &mut u64, list: &List) -> Result<()> {
+    pub(super) async fn write(&self, newest: &mut Newest, list: &List) -> Result<()> {
         self.owner.check().await?;
+        newest.is_unsure = true;
+        let number = &mut newest.number;
         if let Err(error) = list::write(&self.store, &self.key, self.pool, *number + 1, list).await
         {
             // The answer to this attempt may have been lost, or that to an earlier one, which has the number then.
-            let (newest, found) = list::read(&self.store, &self.key, self.pool).await?;
-            *number = newest;
+            let (last, found) = list::read(&self.store, &self.key, self.pool).await?;
+            *number = last;
             if found.as_ref() != Some(list) {
                 return Err(error);
             }
         } else {
             *number += 1;
         }
-        self.owner.check().await
+        self.owner.check().await?;
+        newest.is_unsure = false;
+        Ok(())
     }
 }
 
@@ -44,26 +57,26 @@ impl OpenedStores {
     /// Those of `edit`, and of [`ListWriter::write`].
     pub(super) async fn change(&self, edit: impl FnOnce(&mut List) -> Result<()>) -> Result<()> {
         let writer = self.writer()?;
-        let mut number = writer.number.lock().await;
+        let mut newest = writer.newest.lock().await;
         let mut list = self.list.lock().clone();
         edit(&mut list)?;
-        self.commit(writer, &mut number, list).await
+        self.commit(writer, &mut newest, list).await
     }
 
     fn writer(&self) -> Result<&ListWriter> {
         self.writer.as_ref().ok_or_else(|| invalid("the pool is open for reading only"))
     }
 
-    async fn commit(&self, writer: &ListWriter, number: &mut u64, list: List) -> Result<()> {
-        if *self.list.lock() == list {
+    async fn commit(&self, writer: &ListWriter, newest: &mut Newest, list: List) -> Result<()> {
+        if !newest.is_unsure && *self.list.lock() == list {
             return Ok(());
         }
-        if let Err(error) = writer.write(number, &list).await {
+        if let Err(error) = writer.write(newest, &list).await {
             // The number that was taken is known now.
             if error.kind() != ErrorKind::Busy {
                 return Err(error);
             }
-            writer.write(number, &list).await?;
+            writer.write(newest, &list).await?;
         }
         for entry in &list.stores {
             self.segments.set_weight(StoreId(entry.number), entry.present_weight());
@@ -74,9 +87,9 @@ impl OpenedStores {
     }
 
     pub(super) async fn set_draining(&self, names: &[String], is_draining: bool) -> Result<()> {
-        let scheme = self.segments.scheme();
+        let (scheme, failing) = (self.segments.scheme(), self.failing());
         self.change(|list| {
-            let before = list.domain_count();
+            let before = list.clone();
             for name in names {
                 for at in named(list, name)? {
                     let entry = &mut list.stores[at];
@@ -94,28 +107,42 @@ impl OpenedStores {
                     entry.is_leaving = false;
                 }
             }
-            check_domains(list, before, scheme)
+            check_domains(&before, list, &failing, scheme)
         })
         .await
     }
 
+    /// Numbers of the stores that fail now.
+    fn failing(&self) -> BTreeSet<u32> {
+        let states = self.segments.states().into_iter();
+        states.filter(|state| state.failure.is_some()).map(|state| state.info.id.0).collect()
+    }
+
     pub(super) async fn replace_store(&self, old: &str, new: &NewDataStore) -> Result<()> {
-        let settings = settings_of(new);
+        let mut settings = settings_of(new);
         settings.check()?;
         let writer = self.writer()?;
-        let mut number = writer.number.lock().await;
+        let mut newest = writer.newest.lock().await;
         let mut list = self.list.lock().clone();
         let [at] = named(&list, old)?[..] else {
             return Err(invalid(format!(
                 "{old} has several drives; name one of them, as `spindle data list` shows it"
             )));
         };
-        let (before, old_number) = (list.domain_count(), list.stores[at].number);
+        let old = &list.stores[at];
+        // The new one takes its place: in a rack, for instance.
+        let old_settings =
+            settings_of(&NewDataStore { url: old.url.clone(), ..NewDataStore::default() });
+        if settings.domain.is_none() && old.domain != old_settings.domain() {
+            settings.domain = Some(old.domain.clone());
+        }
+        let failing = self.failing();
+        let (before, old_number) = (list.clone(), old.number);
         list.stores[at].is_draining = true;
         // Before anything is written to the place.
         let mut then = list.clone();
         then.stores.push(entry_of(&settings, 0, ""));
-        check_domains(&then, before, self.segments.scheme())?;
+        check_domains(&before, &then, &failing, self.segments.scheme())?;
         let entry = self.added(&settings, &list, old_number).await?;
         let opened = self.opener.open_store(&entry)?;
         let added = entry.number;
@@ -127,7 +154,7 @@ impl OpenedStores {
         }
         let (store, place) = opened;
         // The list names a store before it gets a fragment.
-        self.commit(writer, &mut number, list).await?;
+        self.commit(writer, &mut newest, list).await?;
         self.segments.add(store);
         let mut places = self.places.lock();
         places.retain(|known| known.url() != place.url());
@@ -200,16 +227,25 @@ fn named(list: &List, name: &str) -> Result<Vec<usize>> {
     }
 }
 
-/// Checks that a change leaves enough failure domains, unless it takes none away.
-fn check_domains(list: &List, before: usize, scheme: Scheme) -> Result<()> {
-    let (count, needed) = (list.domain_count(), scheme.fragments());
-    if count >= before || count >= needed {
-        return Ok(());
+/// Checks that a change leaves enough failure domains, unless it takes none away: in all, and without the stores that fail
+/// now.
+fn check_domains(
+    before: &List,
+    after: &List,
+    failing: &BTreeSet<u32>,
+    scheme: Scheme,
+) -> Result<()> {
+    let needed = scheme.fragments();
+    for (without, note) in [(&BTreeSet::new(), ""), (failing, " that work now")] {
+        let count = after.domain_count_without(without);
+        if count < before.domain_count_without(without) && count < needed {
+            return Err(invalid(format!(
+                "new fragments would go to data stores in {count} failure domains{note}, and {scheme} needs {needed}; add \
+                 stores in other failure domains first, or use `spindle data replace`"
+            )));
+        }
     }
-    Err(invalid(format!(
-        "new fragments would go to data stores in {count} failure domains, and {scheme} needs {needed}; add stores in \
-         other failure domains first, or use `spindle data replace`"
-    )))
+    Ok(())
 }
 
 fn settings_of(new: &NewDataStore) -> DataStoreSettings {

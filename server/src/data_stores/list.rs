@@ -89,7 +89,15 @@ impl List {
 
     /// Number of failure domains with a store that takes new fragments.
     pub(super) fn domain_count(&self) -> usize {
-        let taking = self.stores.iter().filter(|entry| entry.present_weight() > 0);
+        self.domain_count_without(&BTreeSet::new())
+    }
+
+    /// The same without some stores, by their numbers.
+    pub(super) fn domain_count_without(&self, failing: &BTreeSet<u32>) -> usize {
+        let taking = self
+            .stores
+            .iter()
+            .filter(|entry| entry.present_weight() > 0 && !failing.contains(&entry.number));
         taking.map(|entry| entry.domain.as_str()).collect::<BTreeSet<_>>().len()
     }
 

@@ -66,6 +66,7 @@ impl Opener {
     /// that node.
     pub(super) fn open_place(&self, url: &str, env_prefix: Option<&str>) -> Result<Store> {
         if let Some(drive) = DriveUrl::parse(url)? {
+            self.check_spelling(url, &drive)?;
             let objects = self.open_drive(url, drive)?;
             return Ok(Store::from_objects(url, Arc::new(objects)));
         }
@@ -77,6 +78,27 @@ impl Opener {
             ..StoreOptions::default()
         };
         Store::await_as(url, &options, env_prefix)
+    }
+
+    /// Refuses the id of a node that has a name of its own: under two spellings, its drives would be in two failure
+    /// domains, and a command that names it would mean some of them.
+    fn check_spelling(&self, url: &str, drive: &DriveUrl) -> Result<()> {
+        let (Ok(id), Some(cluster)) = (Uuid::parse_str(&drive.node), node::open_in(&self.dir)?)
+        else {
+            return Ok(());
+        };
+        let nodes = cluster.nodes();
+        let Some(found) = nodes.iter().find(|node| node.id.0 == id) else { return Ok(()) };
+        match nodes.iter().filter(|node| node.name == found.name).count() {
+            1 => {
+                let what = format!(
+                    "open data stores: {url}: name the node by its name, {}, so that its drives are in one failure domain",
+                    found.name
+                );
+                Err(Error::new(ErrorKind::Invalid, what))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn open_drive(&self, url: &str, drive: DriveUrl) -> Result<NodeObjects> {

@@ -460,6 +460,99 @@ async fn dead_store_is_replaced_and_the_list_has_the_new_one_until_it_is_configu
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_that_is_replaced_gives_its_failure_domain_to_the_new_one() {
+    let place = Place::new("1+1", 2);
+    let open = place.open().await.unwrap();
+    let [second, third, fourth] =
+        ["second", "third", "fourth"].map(|name| place.dir.path().join(name));
+    [&second, &third, &fourth].into_iter().for_each(|dir| std::fs::create_dir(dir).unwrap());
+    let by = |dir: &Path| NewDataStore { url: url(dir), ..NewDataStore::default() };
+    let in_rack = NewDataStore { domain: Some("rack a".to_owned()), ..by(&second) };
+    stores_of(&open).replace(&url(&place.stores[0]), &in_rack).await.unwrap();
+    stores_of(&open).replace(&url(&second), &by(&third)).await.unwrap();
+    assert_eq!(state(&open, &third).domain, "rack a");
+    // Unless another one is named, or the old one was a domain of its own.
+    let elsewhere = NewDataStore { domain: Some("rack b".to_owned()), ..by(&fourth) };
+    stores_of(&open).replace(&url(&third), &elsewhere).await.unwrap();
+    assert_eq!(state(&open, &fourth).domain, "rack b");
+    let fifth = place.dir.path().join("fifth");
+    std::fs::create_dir(&fifth).unwrap();
+    stores_of(&open).replace(&url(&place.stores[1]), &by(&fifth)).await.unwrap();
+    assert_eq!(state(&open, &fifth).domain, url(&fifth));
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stores_that_fail_do_not_count_among_those_that_are_left() {
+    let place = Place::new("1+1", 3);
+    let open = place.open().await.unwrap();
+    let drained = [url(&place.stores[0])];
+    place.unmount(2);
+    stores_of(&open).look().await;
+    let refused = stores_of(&open).drain(&drained).await.unwrap_err().chain();
+    assert!(refused.contains("1 failure domains that work now"), "{refused}");
+    assert!(!state(&open, &place.stores[0]).is_draining, "nothing was changed");
+    // The one that fails may be drained itself.
+    stores_of(&open).drain(&[url(&place.stores[2])]).await.unwrap();
+    stores_of(&open).undrain(&[url(&place.stores[2])]).await.unwrap();
+    place.mount(2);
+    stores_of(&open).look().await;
+    stores_of(&open).drain(&drained).await.unwrap();
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn command_after_a_failed_one_is_written_even_if_it_changes_nothing() {
+    let place = Place::new("1+1", 3);
+    let open = place.open().await.unwrap();
+    let (names, folder) = ([url(&place.stores[0])], place.dir.path().join("one/store/data-stores"));
+    let config = pool_config(&place.config("one"));
+    let store = Store::open(&config.store_url, &StoreOptions::default()).unwrap();
+    let keys = control::keys::KeyRing::open(&store, &config.keys).await.unwrap();
+    let newest = async || list::read(&store, &keys.newest().key, keys.pool()).await.unwrap();
+    stores_of(&open).drain(&names).await.unwrap();
+    let (number, _) = newest().await;
+    stores_of(&open).drain(&names).await.expect("it is draining already");
+    assert_eq!(newest().await.0, number, "nothing has changed");
+    // An attempt ends without an answer that tells whether the store has the new list.
+    let aside = folder.with_extension("aside");
+    std::fs::rename(&folder, &aside).unwrap();
+    std::fs::write(&folder, "in the way").unwrap();
+    stores_of(&open).undrain(&names).await.unwrap_err();
+    std::fs::remove_file(&folder).unwrap();
+    std::fs::rename(&aside, &folder).unwrap();
+    stores_of(&open).drain(&names).await.unwrap();
+    let (last, found) = newest().await;
+    assert!(last > number && found.unwrap().stores.iter().any(|entry| entry.is_draining));
+    stores_of(&open).drain(&names).await.unwrap();
+    assert_eq!(newest().await.0, last);
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pool_whose_list_of_data_stores_is_gone_is_neither_opened_nor_called_safe() {
+    let mut place = Place::new("1+1", 2);
+    let open = place.open().await.unwrap();
+    write(&open, 100).await;
+    open.close().await.unwrap();
+    std::fs::remove_dir_all(place.dir.path().join("one/store/data-stores")).unwrap();
+    let refused = |error: Error| {
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+        assert!(error.chain().contains("data-stores/"), "{}", error.chain());
+    };
+    for is_configured in [true, false] {
+        if !is_configured {
+            place.scheme = "";
+            place.stores.clear();
+        }
+        let config = pool_config(&place.config("one"));
+        refused(engine::closed_pool::look(&config).await.err().expect("it is refused"));
+        refused(engine::fsck::fsck(&config).await.expect_err("it is refused"));
+    }
+    refused(place.open().await.err().expect("it is refused"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn added_store_that_is_not_configured_leaves_once_it_is_drained() {
     let place = Place::new("1+1", 3);
     let open = place.open().await.unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 use datanode::FragmentName;
 use engine::pool_jobs::run_rebuild;
-use engine::rebuild::CheckStatus;
+use engine::rebuild::{CheckStatus, RebuildStatus};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -37,7 +37,7 @@ async fn two_fragments(place: &Place, open: &OpenPool) -> [PathBuf; 2] {
             fragments(&place.stores[0]).iter().map(|(name, _)| name.segment.number.0).collect();
         let mut second = fragments(&place.stores[1]);
         second.retain(|(name, _)| !first.contains(&name.segment.number.0));
-        let is_sample = |name: &FragmentName| name.segment.number.0 % SAMPLE == 0;
+        let is_sample = |name: &FragmentName| name.segment.number.0.is_multiple_of(SAMPLE);
         let one = second.iter().find(|(name, _)| !is_sample(name));
         let other = second.iter().find(|(name, _)| is_sample(name));
         if let (Some((_, one)), Some((_, other))) = (one, other) {
@@ -80,10 +80,45 @@ async fn rebuild_is_done_once_the_stores_were_asked_for_all_fragments() {
     stores_of(&open).drain(&[url(&place.stores[0])]).await.unwrap();
     let check = rebuilt(&open).await;
     let status = open.rebuild.status();
-    assert_eq!((check.checked_count, check.left_seconds), (check.segment_count, None), "{check:?}");
+    assert_eq!((check.listed_count, check.left_seconds), (check.store_count, None), "{check:?}");
     assert!(check.segment_count > check.verified_count && check.verified_count > 0, "{check:?}");
     assert_eq!(check.found_count, 2, "{check:?}");
     assert!(status.fragment_count > 0 && status.left_seconds.is_none(), "{status:?}");
+    Arc::into_inner(open).expect("the job has ended").close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn store_that_comes_back_with_less_than_it_had_gets_it_again() {
+    let place = Place::new("1+1", 2);
+    let open = Arc::new(place.open().await.unwrap());
+    write(&open, 100).await;
+    let (stop, stopped) = watch::channel(false);
+    let job = tokio::spawn(run_rebuild(Arc::clone(&open), stopped));
+    let until = async |is_so: &dyn Fn(&RebuildStatus) -> bool| {
+        let waiting = async {
+            while !is_so(&open.rebuild.status()) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("it comes to be so");
+    };
+    let survives = |status: &RebuildStatus, losses| {
+        status.redundancy.as_ref().is_some_and(|found| found.bytes.keys().eq([&Some(losses)]))
+    };
+    until(&|status| survives(status, 1)).await;
+    place.unmount(0);
+    stores_of(&open).look().await;
+    until(&|status| survives(status, 0)).await;
+    // The disk is that of an earlier backup.
+    let (name, _) = fragments(&place.aside(0)).pop().expect("it has one");
+    std::fs::remove_file(place.aside(0).join(name.path().as_ref())).unwrap();
+    place.mount(0);
+    stores_of(&open).look().await;
+    until(&|status| status.fragment_count == 1 && survives(status, 1)).await;
+    assert!(!place.stores[0].join(name.path().as_ref()).exists(), "its name is another one");
+    until(&|status| status.check.as_ref().is_some_and(|check| check.is_whole)).await;
+    stop.send_replace(true);
+    job.await.unwrap();
     Arc::into_inner(open).expect("the job has ended").close().await.unwrap();
 }
 
