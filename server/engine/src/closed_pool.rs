@@ -14,7 +14,7 @@ use crate::record::{VolumeRecord, VolumeState};
 use crate::restore::{self, Restored};
 use crate::scrub::ScrubStatus;
 use crate::snapshot::SnapshotRecord;
-use crate::tier_options::{look_options, open_data_stores};
+use crate::tier_options::{check_data_stores, look_options, open_data_stores};
 use crate::volume_keys;
 use async_recursion::async_recursion;
 use block::seal::PoolKey;
@@ -188,6 +188,7 @@ pub async fn look(config: &PoolConfig) -> Result<Option<ClosedPool>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
+    check_data_stores(&tier, data_stores.is_some(), restored.is_some())?;
     let config = config.clone();
     Ok(Some(ClosedPool {
         config,

@@ -7,14 +7,14 @@ use crate::copies::target::Target;
 use crate::opening::check_store_dir_exists;
 use crate::report::{PoolReport, without_key};
 use crate::restore::{self, Restored};
-use crate::tier_options::{look_options, open_data_stores};
+use crate::tier_options::{check_data_stores, look_options, open_data_stores};
 use crate::volume_keys;
 use async_recursion::async_recursion;
 use block::seal::PoolKey;
 use block::{Error, ErrorKind, Result};
 use control::keys::KeyRing;
 use control::store::{Store, StoreOptions};
-use tiering::{FsckOptions, Tier, TierOptions};
+use tiering::{FsckOptions, Tier};
 use uuid::Uuid;
 
 /// Walks the contents of the store without opening the pool: its owner is not disturbed, and nothing is changed. Data
@@ -47,12 +47,13 @@ pub async fn fsck_of(config: &PoolConfig, pool: Uuid, key: &PoolKey) -> Result<P
     options.excluded = restored.as_ref().and_then(Restored::lacks);
     options.volume_keys = volume_keys;
     let lineage = restored.as_ref().map(|restored| restored.origin.lineage);
-    let _stores = open_data_stores(config, &store, &mut options, lineage, None).await?;
-    fsck_store(options).await
+    let stores = open_data_stores(config, &store, &mut options, lineage, None).await?;
+    let tier = Tier::open_read_only(options).await?;
+    check_data_stores(&tier, stores.is_some(), restored.is_some())?;
+    fsck_tier(tier).await
 }
 
-async fn fsck_store(options: TierOptions) -> Result<PoolReport> {
-    let tier = Tier::open_read_only(options).await?;
+async fn fsck_tier(tier: Tier) -> Result<PoolReport> {
     let report = tier.fsck(FsckOptions::default()).await?;
     let volumes = tier.volume_records();
     let without_key = without_key(&volumes, tier.volume_keys());
@@ -86,7 +87,7 @@ pub async fn fsck_copy(
     options.excluded = state.excluded();
     let checked = async {
         options.volume_keys = target.volume_keys(&key, pool).await?;
-        fsck_store(options).await
+        fsck_tier(Tier::open_read_only(options).await?).await
     };
     let checked = checked.await;
     if let Some(pin) = pin {

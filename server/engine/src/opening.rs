@@ -25,7 +25,7 @@ use crate::open_pool::OpenPool;
 use crate::pool::{LostWrites, Pool};
 use crate::restore::{self, Restored};
 use crate::steps::Steps;
-use crate::tier_options::{open_data_stores, tier_options};
+use crate::tier_options::{check_data_stores, open_data_stores, tier_options};
 use crate::volume_keys::VolumeKeyRing;
 use async_recursion::async_recursion;
 use block::conditions::Report;
@@ -359,11 +359,9 @@ async fn open_parts(config: &PoolConfig, taken: &Taken, steps: &mut Steps) -> Re
     let data_stores =
         open_data_stores(config, &store, &mut options, lineage, Some(ownership)).await?;
     let tier = Tier::open(options).await?;
-    if tier.has_fragments() && data_stores.is_none() && restored.is_none() {
+    if let Err(error) = check_data_stores(&tier, data_stores.is_some(), restored.is_some()) {
         close_quietly(tier).await;
-        let what = "open the pool: its segments are in fragments, and the list of its data stores is gone from the store: \
-                    its objects below data-stores/. Bring them back; nothing was changed";
-        return Err(Error::new(ErrorKind::Corrupt, what));
+        return Err(error);
     }
     steps.end("metadata");
     let opened = open_log(config, taken, (&tier, restored.as_ref()), steps).await;

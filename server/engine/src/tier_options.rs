@@ -3,13 +3,13 @@
 use crate::config::{MAP_BYTES_MIN, METADATA_BYTES_MIN, PoolConfig};
 use crate::data_stores::{DataStoresAsked, OpenDataStores};
 use block::seal::PoolKey;
-use block::{Epoch, Result};
+use block::{Epoch, Error, ErrorKind, Result};
 use control::manifest::Ownership;
 use control::store::Store;
 use std::sync::Arc;
 use std::time::Duration;
-use tiering::TierOptions;
 use tiering::segment_store::ObjectSegments;
+use tiering::{Tier, TierOptions};
 use uuid::Uuid;
 
 /// The index of deduplication gets one part in this many of the map's share of the memory. Chosen
@@ -112,4 +112,18 @@ pub(crate) async fn open_data_stores(
     options.segments = opened.as_ref().map(|stores| stores.segments());
     options.map.in_fragments = opened.is_some();
     Ok(opened)
+}
+
+/// Checks that the list of a pool's data stores is there if its segments need it. The objects of a restored pool are all it
+/// may have.
+///
+/// # Errors
+/// `Corrupt` if it is gone.
+pub(crate) fn check_data_stores(tier: &Tier, is_listed: bool, is_restored: bool) -> Result<()> {
+    if !tier.has_fragments() || is_listed || is_restored {
+        return Ok(());
+    }
+    let what = "open the pool: its segments are in fragments, and the list of its data stores is gone from the store: its \
+                objects below data-stores/. Bring them back; nothing was changed";
+    Err(Error::new(ErrorKind::Corrupt, what))
 }
