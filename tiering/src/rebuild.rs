@@ -12,11 +12,13 @@
 use crate::outage::public_text;
 use crate::pool::{JobParts, Metadata, Pool, Segments};
 use crate::segment::{Fragments, Placement, SegmentNumber, StoredSegment};
-use crate::segment_store::{Depth, Rebuilt};
+use crate::segment_store::{Depth, ListedPart, Rebuilt};
 use crate::survey::TierSpace;
 use block::{Error, ErrorKind, Result};
+use futures::StreamExt;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -98,13 +100,13 @@ pub(crate) struct Rebuild {
     /// One job at a time changes where a segment is.
     turns: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
     /// Segments as they were before they moved, and when that was.
-    moved: Mutex<VecDeque<(Instant, StoredSegment)>>,
+    moved: Arc<Mutex<VecDeque<(Instant, StoredSegment)>>>,
 }
 
 impl Rebuild {
     pub(crate) fn new(parts: &JobParts) -> Rebuild {
         let JobParts { pool, metadata, segments } = parts.clone();
-        Rebuild { pool, metadata, segments, turns: Mutex::default(), moved: Mutex::default() }
+        Rebuild { pool, metadata, segments, turns: Mutex::default(), moved: Arc::default() }
     }
 
     /// Walks the records of all segments. Returns what they survive, and the numbers of those that lack
@@ -156,6 +158,40 @@ impl Rebuild {
     pub(crate) async fn numbers_after(&self, last: u64) -> Result<(Vec<u64>, Option<u64>)> {
         let (records, next) = self.metadata.map.live_after(last, RECORDS_AT_ONCE).await?;
         Ok((records.iter().map(|(record, _)| record.info.number.0).collect(), next))
+    }
+
+    /// Returns the numbers of the segments whose fragments on a data store are not among those that it lists. Some of them
+    /// may have got or moved them meanwhile. The listing is kept as 16 bytes for each fragment.
+    pub(crate) async fn unlisted(&self, store: u32) -> Result<Vec<u64>> {
+        let mut listed = HashSet::new();
+        let mut listing = self.segments.store.list_parts(store);
+        while let Some(part) = listing.next().await {
+            let part = part.map_err(|cause| {
+                let what = format!("list the fragments of a data store: {}", public_text(&cause));
+                Error::with_source(ErrorKind::Unavailable, what, cause)
+            })?;
+            listed.insert(hash_of(&part));
+        }
+        let (mut unlisted, mut last) = (Vec::new(), 0);
+        loop {
+            let (records, next) = self.metadata.map.live_after(last, RECORDS_AT_ONCE).await?;
+            for (record, _) in &records {
+                let Placement::Fragments(fragments) = &record.stored().placement else { continue };
+                let segment = record.info.name();
+                let mut named = fragments.places.iter().enumerate();
+                let lacks = named.any(|(index, place)| {
+                    let part = ListedPart { segment, generation: place.generation, index };
+                    place.store == store && !listed.contains(&hash_of(&part))
+                });
+                if lacks && unlisted.len() < LACKING_MAX {
+                    unlisted.push(record.info.number.0);
+                }
+            }
+            match next {
+                Some(next) => last = next,
+                None => return Ok(unlisted),
+            }
+        }
     }
 
     /// Makes the fragments anew that a segment lacks. With [`Depth::Checksums`], all of them are verified,
@@ -245,7 +281,7 @@ impl Rebuild {
     }
 
     /// Lets the map name the new placement of a segment, whose bytes are durable. The caller has the turn.
-    /// Returns false if the map no longer names the segment at the old one; the new bytes are deleted then.
+    /// Returns false if the map no longer names the segment at the old one; what is new is deleted then.
     ///
     /// # Errors
     /// Those of a commit. Whether the placement counts is unknown then, and nothing is deleted.
@@ -256,20 +292,31 @@ impl Rebuild {
     ) -> Result<bool> {
         self.pool.check_owner().await?;
         let changes = [(segment.clone(), placement.clone())];
-        let is_changed = {
-            let mut writer = self.metadata.writer.lock().await;
-            self.metadata.map.set_placements(&mut writer, &changes).await?
-        };
-        if is_changed[0] {
-            // Readers and copies that began before still read at the old places.
-            let mut moved = self.moved.lock();
-            moved.push_back((self.pool.clock.now(), segment.clone()));
-            let excess = moved.len().saturating_sub(MOVED_MAX);
-            moved.drain(..excess);
-            return Ok(true);
+        let (metadata, moved) = (Arc::clone(&self.metadata), Arc::clone(&self.moved));
+        let clock = Arc::clone(&self.pool.clock);
+        // In a task of its own, so that a caller that gives up does not leave the map half changed.
+        let task = self.pool.background.spawn(async move {
+            let mut writer = metadata.writer.lock().await;
+            let is_changed = metadata.map.set_placements(&mut writer, &changes).await?[0];
+            if is_changed {
+                let [(before, _)] = changes;
+                // Readers and copies that began before still read at the old places.
+                let mut moved = moved.lock();
+                moved.push_back((clock.now(), before));
+                let excess = moved.len().saturating_sub(MOVED_MAX);
+                moved.drain(..excess);
+            }
+            Ok::<_, Error>(is_changed)
+        });
+        let is_changed = task.await.map_err(|cause| {
+            Error::with_source(ErrorKind::Io, "commit the placement of a segment", cause)
+        })??;
+        if !is_changed {
+            // What it has at the old one is deleted with the segment, or with its move there.
+            let placement = new_part(&placement, &segment.placement);
+            self.delete_unnamed(&StoredSegment { info: segment.info, placement }).await;
         }
-        self.delete_unnamed(&StoredSegment { info: segment.info, placement }).await;
-        Ok(false)
+        Ok(is_changed)
     }
 
     /// Deletes what a segment has at a placement and not at its present one. The caller has the turn.
@@ -323,5 +370,53 @@ impl Rebuild {
             let _turn = self.turn(segment.info.number).await;
             self.delete_unnamed(&segment).await;
         }
+    }
+}
+
+/// Two fragments have the same one by chance only.
+fn hash_of(part: &ListedPart) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    part.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The fragments of a placement that another one does not have.
+fn new_part(placement: &Placement, earlier: &Placement) -> Placement {
+    let (Placement::Fragments(new), Placement::Fragments(old)) = (placement, earlier) else {
+        return placement.clone();
+    };
+    let mut part = Fragments::clone(new);
+    for (place, old) in part.places.iter_mut().zip(&old.places) {
+        if place == old {
+            place.store = Fragments::NOWHERE;
+        }
+    }
+    Placement::Fragments(Arc::new(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::FragmentPlace;
+
+    fn placement(places: &[(u32, u64)]) -> Placement {
+        let place = |&(store, generation): &(u32, u64)| FragmentPlace { store, generation };
+        Placement::Fragments(Arc::new(Fragments {
+            data: 2,
+            parity: 1,
+            codec: 1,
+            ends: vec![10, 20],
+            places: places.iter().map(place).collect(),
+        }))
+    }
+
+    #[test]
+    fn new_part_of_a_placement_has_nothing_of_the_earlier_one() {
+        let old = placement(&[(1, 1), (2, 1), (3, 1)]);
+        let new = placement(&[(1, 1), (4, 2), (3, 2)]);
+        let part = new_part(&new, &old);
+        assert!(part.is(&placement(&[(Fragments::NOWHERE, 1), (4, 2), (3, 2)])), "{part:?}");
+        assert!(new_part(&new, &Placement::Object).is(&new), "all of it is new");
+        assert!(new_part(&Placement::Object, &old).is(&Placement::Object));
     }
 }

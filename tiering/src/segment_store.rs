@@ -89,6 +89,17 @@ pub struct Misplaced {
     pub waiting_count: usize,
 }
 
+/// A fragment that a store has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListedPart {
+    /// The segment.
+    pub segment: SegmentName,
+    /// The generation of its place.
+    pub generation: u64,
+    /// Its index in the scheme.
+    pub index: usize,
+}
+
 /// A segment that the map does not reference, or no longer.
 #[derive(Clone, Debug)]
 pub struct Leftover {
@@ -161,6 +172,12 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
     /// Those of a store, if too little of the segment can be had, or no fragment could be written.
     async fn rebalance(&self, _: &StoredSegment) -> Result<Rebuilt> {
         Ok(Rebuilt::default())
+    }
+
+    /// Lists the fragments that one of the stores has, by its number. The listing ends with an error if the store does
+    /// not answer.
+    fn list_parts(&self, _store: u32) -> BoxStream<'static, Result<ListedPart>> {
+        futures::stream::empty().boxed()
     }
 
     /// The segments of which something is stored that no placement may name: it arrived after others had taken its place.

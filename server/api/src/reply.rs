@@ -48,7 +48,7 @@ pub enum Reply {
     /// The state of the pool.
     Status(Box<StatusInfo>),
     /// The data stores.
-    DataStores(DataStoresInfo),
+    DataStores(Box<DataStoresInfo>),
     /// Members of the write log.
     Members(MembersInfo),
     /// A new member of the write log.

@@ -130,20 +130,22 @@ pub struct DataStoresInfo {
     pub rebalance: Option<RebalanceInfo>,
 }
 
-/// The check after a rebuild: the data stores are asked for every fragment of every segment.
+/// The check after a rebuild: the data stores list their fragments, and a sample of the segments is verified.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RebuildCheckInfo {
     /// It has ended, and all segments had all fragments: the rebuild is done.
     pub is_whole: bool,
+    /// The stores of which segments name fragments.
+    pub store_count: u64,
+    /// Those of them that have listed theirs.
+    pub listed_count: u64,
     /// Segments of the pool when it began.
     pub segment_count: u64,
-    /// Segments of which the stores were asked for every fragment.
-    pub checked_count: u64,
-    /// Those of them that were verified by checksum.
+    /// Segments that were verified by checksum.
     pub verified_count: u64,
     /// Fragments that were missing or damaged, and were made anew.
     pub found_count: u64,
-    /// Estimated seconds until it ends; absent once it has.
+    /// Estimated seconds until it ends; absent until the stores have listed theirs, and once it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_seconds: Option<u64>,
 }

@@ -13,6 +13,7 @@ use control::store::Store;
 use object_store::path::Path;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 use tiering::segment_store::{ObjectSegments, SegmentStore};
 use uuid::Uuid;
 
@@ -191,6 +192,8 @@ pub struct DataStoreStatus {
     pub is_taking: bool,
     /// Its fragments stay there.
     pub is_staying: bool,
+    /// Time since it was last asked to take a fragment; the longest time if it never was.
+    pub quiet_for: Duration,
 }
 
 /// No data stores: segments are objects of the pool's store.

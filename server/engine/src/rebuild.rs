@@ -3,21 +3,20 @@
 //!
 //! Invariants:
 //! - A walk through all segments comes before and after: what is shown was counted, never assumed.
-//! - After a rebuild, the stores are asked for every fragment of every segment, and a sample of the segments is
-//!   verified by checksum. Only then does the state say that the segments are whole.
+//! - After a rebuild, the stores list their fragments, which are compared with the records of all segments, and a sample
+//!   of the segments is verified by checksum. Only then does the state say that the segments are whole. A store that
+//!   comes back lists its fragments, too: it may have lost some.
 //! - The job gives way to clients: while there are any, it rests as long as each segment took, up to a second.
 
-use crate::data_stores::OpenDataStores;
+use crate::data_stores::{DataStoreStatus, OpenDataStores};
 use crate::pool::Pool;
 use crate::seeded_bugs::seeded_bugs;
 use block::conditions::Report;
 use block::env::Clock;
 use block::quantities::ByteSize;
-use block::{ConditionKind, Conditions, Result};
-use futures::{StreamExt, stream};
+use block::{ConditionKind, Conditions, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::pin::pin;
 use std::time::{Duration, Instant};
 use tiering::rebuild::Redundancy;
 use tiering::segment_store::Depth;
@@ -30,11 +29,11 @@ pub(crate) const WALK_PAUSE_MAX: Duration = Duration::from_secs(600);
 pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// Longest rest after a segment.
 const REST_MAX: Duration = Duration::from_secs(1);
-/// Of so many segments, the check after a rebuild verifies one by checksum. Chosen by hand: it costs about as much as the
-/// rebuild of a store out of fifty.
+/// Of so many segments, the check after a rebuild verifies one by checksum. Chosen by hand.
 const SAMPLE: u64 = 16;
-/// Segments that the check after a rebuild examines at a time. Chosen by hand: most are only asked for.
-const CHECKS_AT_ONCE: usize = 8;
+/// Time without a write after which a store that is to be empty counts as empty, once no segment names it. Chosen by hand:
+/// far longer than the commit of a segment that was written there takes.
+const QUIET: Duration = Duration::from_secs(30);
 /// Subject of the condition.
 const POOL: &str = "pool";
 
@@ -64,27 +63,33 @@ pub struct RebuildStatus {
 pub struct CheckStatus {
     /// It has ended, and all segments had all fragments at its end: the rebuild is done.
     pub is_whole: bool,
+    /// The stores of which segments name fragments.
+    pub store_count: u64,
+    /// Those of them that have listed theirs.
+    pub listed_count: u64,
     /// Segments of the pool when it began.
     pub segment_count: u64,
-    /// Segments of which the stores were asked for every fragment.
-    pub checked_count: u64,
-    /// Those of them that were verified by checksum.
+    /// Segments that were verified by checksum.
     pub verified_count: u64,
     /// Fragments that were missing or damaged, and were made anew.
     pub found_count: u64,
-    /// Estimated seconds until it ends; absent once it has.
+    /// Estimated seconds until it ends; absent until the stores have listed theirs, and once it has ended.
     pub left_seconds: Option<u64>,
 }
 
 /// Shared state of the job.
 #[derive(Debug, Default)]
-pub struct RebuildState(Mutex<RebuildStatus>);
+pub struct RebuildState {
+    status: Mutex<RebuildStatus>,
+    /// Numbers of the stores that were away when the job last looked, or that have not listed their fragments since.
+    away: Mutex<BTreeSet<u32>>,
+}
 
 impl RebuildState {
     /// Returns the state.
     #[must_use]
     pub fn status(&self) -> RebuildStatus {
-        self.0.lock().clone()
+        self.status.lock().clone()
     }
 }
 
@@ -154,10 +159,13 @@ pub(crate) async fn round(
         let (found, lacking) = pool.tier().redundancy().await?;
         show(conditions, &found, stores.status().parity_count);
         let named: BTreeSet<u32> = found.stores.keys().copied().collect();
-        let empty = match found.is_complete {
+        let unnamed: BTreeSet<u32> = match found.is_complete {
             true => emptying_at_first.difference(&named).copied().collect(),
             false => BTreeSet::new(),
         };
+        let empty = quiet(&unnamed, stores, conditions);
+        // It may be so after the next walk.
+        is_any |= empty != unnamed;
         if found.is_complete
             && let Err(error) = stores.forget_unnamed(&named).await
         {
@@ -167,136 +175,228 @@ pub(crate) async fn round(
             );
         }
         {
-            let mut state = state.0.lock();
-            (state.redundancy, state.left_count) = (Some(found), lacking.len() as u64);
-            (state.empty, state.left_seconds) = (empty, None);
+            let mut status = state.status.lock();
+            status.redundancy = Some(found);
+            status.empty = empty;
         }
-        let mut is_progress = false;
-        let emptying_now = emptying(stores);
-        let walked = clock.now();
-        for (done, number) in (1..).zip(lacking) {
-            // Stores that a command drains meanwhile have segments that this walk did not count.
-            if emptying(stores) != emptying_now {
-                is_progress = true;
-                break;
-            }
-            let begun: Instant = clock.now();
-            let rebuilt = pool.tier().rebuild(number, Depth::Presence).await;
-            {
-                let mut state = state.0.lock();
-                state.left_count = state.left_count.saturating_sub(1);
-                let left = state.left_count;
-                state.left_seconds = (left > 0).then(|| seconds_left(clock, walked, done, left));
-                match &rebuilt {
-                    Ok(Some(report)) => {
-                        state.fragment_count += report.fragment_count;
-                        state.bytes += report.bytes;
-                        if report.fragment_count > 0 {
-                            (is_progress, state.failure) = (true, None);
-                            // The next one is due when nothing is lacking any more.
-                            state.check = None;
-                        }
-                    }
-                    Ok(None) => {}
-                    Err(error) => state.failure = Some(error.chain()),
-                }
-            }
-            if let Err(error) = rebuilt
-                && error.kind() == block::ErrorKind::Fenced
-            {
-                return Err(error);
-            }
-            pace.rest(begun).await;
-        }
+        let is_progress = rebuild_all(pool, state, stores, lacking, &pace).await?;
         is_any |= is_progress;
         if is_progress {
             continue;
         }
+        if list_returned(pool, state, stores, &named, &pace).await? {
+            is_any = true;
+            continue;
+        }
         let is_due = {
-            let state = state.0.lock();
+            let status = state.status.lock();
             let is_rebuilt =
-                state.redundancy.as_ref().is_some_and(|found| found.lacking_count == 0);
-            let is_checked = state.check.as_ref().is_some_and(|check| check.is_whole);
-            is_rebuilt && state.fragment_count > 0 && !is_checked
+                status.redundancy.as_ref().is_some_and(|found| found.lacking_count == 0);
+            let is_checked = status.check.as_ref().is_some_and(|check| check.is_whole);
+            is_rebuilt && status.fragment_count > 0 && !is_checked
         };
-        return match is_due && check(pool, state, stores, clock).await? {
+        return match is_due && check(pool, state, stores, &named, &pace).await? {
             true => Ok(true),
             false => Ok(is_any),
         };
     }
 }
 
-/// Asks the stores for every fragment of every segment, and verifies a sample of the segments by checksum. What is missing
-/// or damaged is made anew. Returns whether that has happened. It breaks off when a store comes or goes.
+/// Those of the stores to which nothing was written for a while. What was written to others may be about to be named.
+fn quiet(
+    unnamed: &BTreeSet<u32>,
+    stores: &dyn OpenDataStores,
+    conditions: &Conditions,
+) -> BTreeSet<u32> {
+    // What is written then waits until the metadata can name it.
+    let mut raised = conditions.list().into_iter();
+    if raised.any(|condition| condition.kind == ConditionKind::StoreUnavailable) {
+        return BTreeSet::new();
+    }
+    let status = stores.status();
+    let quiet = status.stores.iter().filter(|store| store.quiet_for >= QUIET);
+    quiet.map(|store| store.number).filter(|number| unnamed.contains(number)).collect()
+}
+
+/// Rebuilds these segments. It breaks off when a command drains stores meanwhile: they have segments that were not
+/// counted. Returns whether that has happened, or anything was rebuilt.
+async fn rebuild_all(
+    pool: &Pool,
+    state: &RebuildState,
+    stores: &dyn OpenDataStores,
+    numbers: Vec<u64>,
+    pace: &Pace<'_>,
+) -> Result<bool> {
+    {
+        let mut status = state.status.lock();
+        (status.left_count, status.left_seconds) = (numbers.len() as u64, None);
+    }
+    let (emptying_at_first, begun, mut is_progress) = (emptying(stores), pace.clock.now(), false);
+    for (done, number) in (1..).zip(numbers) {
+        if emptying(stores) != emptying_at_first {
+            return Ok(true);
+        }
+        let of_segment: Instant = pace.clock.now();
+        let rebuilt = pool.tier().rebuild(number, Depth::Presence).await;
+        {
+            let mut status = state.status.lock();
+            status.left_count = status.left_count.saturating_sub(1);
+            let left = status.left_count;
+            status.left_seconds = (left > 0).then(|| seconds_left(pace.clock, begun, done, left));
+            match &rebuilt {
+                Ok(Some(report)) if report.fragment_count > 0 => {
+                    status.fragment_count += report.fragment_count;
+                    status.bytes += report.bytes;
+                    (is_progress, status.failure) = (true, None);
+                    // The next one is due when nothing is lacking any more.
+                    status.check = None;
+                }
+                Ok(_) => {}
+                Err(error) => status.failure = Some(error.chain()),
+            }
+        }
+        if let Err(error) = rebuilt
+            && error.kind() == ErrorKind::Fenced
+        {
+            return Err(error);
+        }
+        pace.rest(of_segment).await;
+    }
+    Ok(is_progress)
+}
+
+/// Lets stores that were away list their fragments, and makes those anew that they have lost. Returns whether there were
+/// any.
+async fn list_returned(
+    pool: &Pool,
+    state: &RebuildState,
+    stores: &dyn OpenDataStores,
+    named: &BTreeSet<u32>,
+    pace: &Pace<'_>,
+) -> Result<bool> {
+    let status = stores.status();
+    let is_away = |store: &&DataStoreStatus| store.failure.is_some();
+    let away: BTreeSet<u32> = status.stores.iter().filter(is_away).map(|it| it.number).collect();
+    let returned: Vec<u32> = {
+        let mut known = state.away.lock();
+        known.extend(&away);
+        known.retain(|number| named.contains(number));
+        known.difference(&away).copied().collect()
+    };
+    let mut is_any = false;
+    for store in returned {
+        // It is asked after the next walk if it does not answer.
+        let Ok(unlisted) = pool.tier().unlisted(store).await else { continue };
+        if !unlisted.is_empty() {
+            let segment_count = unlisted.len();
+            tracing::warn!(
+                store,
+                segment_count,
+                "a data store that was away lacks fragments that it had"
+            );
+        }
+        is_any |= rebuild_all(pool, state, stores, unlisted, pace).await?;
+        state.away.lock().remove(&store);
+    }
+    Ok(is_any)
+}
+
+/// Lets all stores list their fragments, and verifies a sample of the segments by checksum. What is missing or damaged is
+/// made anew. Returns whether there was any. It breaks off when a store comes or goes.
 async fn check(
     pool: &Pool,
     state: &RebuildState,
     stores: &dyn OpenDataStores,
-    clock: &dyn Clock,
+    named: &BTreeSet<u32>,
+    pace: &Pace<'_>,
 ) -> Result<bool> {
-    let (pace, begun, seen) = (Pace::new(pool, clock), clock.now(), seen(stores));
-    let segment_count = state
-        .0
-        .lock()
-        .redundancy
-        .as_ref()
-        .map_or(0, |found| found.space.objects.segment_count + found.space.coded.segment_count);
-    let mut found = CheckStatus { segment_count, ..CheckStatus::default() };
-    let (mut last, mut is_whole) = (0, true);
-    while !seeded_bugs().rebuild_unchecked {
-        let (numbers, next) = pool.tier().segments_after(last).await?;
-        let examined = stream::iter(numbers).map(async |number| {
-            let is_sample = number % SAMPLE == 0;
-            let depth = if is_sample { Depth::Checksums } else { Depth::Presence };
-            let examining = clock.now();
-            let outcome = pool.tier().rebuild(number, depth).await;
-            pace.rest(examining).await;
-            (is_sample, outcome)
-        });
-        let mut examined = pin!(examined.buffer_unordered(CHECKS_AT_ONCE));
-        while let Some((is_sample, outcome)) = examined.next().await {
-            found.checked_count += 1;
-            found.verified_count += u64::from(is_sample);
-            let failure = match outcome {
-                Ok(None) => None,
-                Ok(Some(report)) => {
-                    found.found_count += report.fragment_count;
-                    is_whole &= !report.is_lacking && !report.is_unsure;
-                    None
-                }
-                Err(error) if error.kind() == block::ErrorKind::Fenced => return Err(error),
-                Err(error) => {
-                    is_whole = false;
-                    Some(error.chain())
-                }
-            };
-            let left = found.segment_count.saturating_sub(found.checked_count);
-            found.left_seconds = Some(seconds_left(clock, begun, found.checked_count, left));
-            let mut state = state.0.lock();
-            state.check = Some(found.clone());
-            state.failure = failure.or_else(|| state.failure.take());
+    let seen = seen(stores).0;
+    let mut found = CheckStatus { store_count: named.len() as u64, ..CheckStatus::default() };
+    if let Some(counted) = &state.status.lock().redundancy {
+        found.segment_count =
+            counted.space.objects.segment_count + counted.space.coded.segment_count;
+    }
+    let mut is_whole = true;
+    for store in named {
+        if seeded_bugs().rebuild_unchecked {
+            break;
         }
-        if self::seen(stores).0 != seen.0 {
-            state.0.lock().check = None;
+        match pool.tier().unlisted(*store).await {
+            Ok(unlisted) => {
+                found.listed_count += 1;
+                for number in unlisted {
+                    is_whole &= examine(pool, state, number, Depth::Presence, &mut found).await?;
+                }
+            }
+            Err(error) => {
+                is_whole = false;
+                state.status.lock().failure = Some(error.chain());
+            }
+        }
+        state.status.lock().check = Some(found.clone());
+    }
+    let (begun, mut passed, mut last) = (pace.clock.now(), 0, 0);
+    loop {
+        if self::seen(stores).0 != seen {
+            state.status.lock().check = None;
             return Ok(found.found_count > 0);
+        }
+        let (numbers, next) = pool.tier().segments_after(last).await?;
+        for number in numbers {
+            passed += 1;
+            if !number.is_multiple_of(SAMPLE) || seeded_bugs().rebuild_unchecked {
+                continue;
+            }
+            let of_segment = pace.clock.now();
+            is_whole &= examine(pool, state, number, Depth::Checksums, &mut found).await?;
+            found.verified_count += 1;
+            let left = found.segment_count.saturating_sub(passed);
+            found.left_seconds = Some(seconds_left(pace.clock, begun, passed, left));
+            state.status.lock().check = Some(found.clone());
+            pace.rest(of_segment).await;
         }
         match next {
             Some(next) => last = next,
             None => break,
         }
     }
-    // What was asked for first may be gone by now, if its store has lost it meanwhile; the scrub looks again.
     (found.is_whole, found.left_seconds) = (is_whole, None);
-    let CheckStatus { checked_count, verified_count, found_count, .. } = found;
+    let CheckStatus { listed_count, segment_count, verified_count, found_count, .. } = found;
     tracing::info!(
         is_whole,
-        checked_count,
+        listed_count,
+        segment_count,
         verified_count,
         found_count,
-        "the data stores were asked for all fragments after a rebuild"
+        "the data stores have listed their fragments after a rebuild"
     );
-    state.0.lock().check = Some(found);
+    state.status.lock().check = Some(found);
     Ok(found_count > 0)
+}
+
+/// Examines a segment for the check. Returns whether it is known to have all of its fragments.
+async fn examine(
+    pool: &Pool,
+    state: &RebuildState,
+    number: u64,
+    depth: Depth,
+    found: &mut CheckStatus,
+) -> Result<bool> {
+    match pool.tier().rebuild(number, depth).await {
+        Ok(None) => Ok(true),
+        Ok(Some(report)) => {
+            found.found_count += report.fragment_count;
+            let mut status = state.status.lock();
+            status.fragment_count += report.fragment_count;
+            status.bytes += report.bytes;
+            Ok(!report.is_lacking && !report.is_unsure)
+        }
+        Err(error) if error.kind() == ErrorKind::Fenced => Err(error),
+        Err(error) => {
+            state.status.lock().failure = Some(error.chain());
+            Ok(false)
+        }
+    }
 }
 
 /// Shows that segments survive fewer losses than the scheme promises, and will not get better by themselves: stores that

@@ -169,7 +169,7 @@ impl AdminHandler for ClosedPool {
             Request::Data(DataRequest::List {}) => {
                 let stores = self.data_stores.as_ref().ok_or_else(data::none)?;
                 let info = data_stores_info(stores.status(), RebuildStatus::default());
-                Ok(Reply::DataStores(info))
+                Ok(Reply::DataStores(Box::new(info)))
             }
             Request::Pool(PoolRequest::Status {}) => {
                 Ok(Reply::Status(Box::new(status_of(self).await?)))

@@ -12,7 +12,7 @@ pub(super) async fn handle(open: &OpenPool, request: DataRequest) -> Result<Repl
     let message = match request {
         DataRequest::List {} => {
             let info = open_data_stores_info(open).ok_or_else(none)?;
-            return Ok(Reply::DataStores(info));
+            return Ok(Reply::DataStores(Box::new(info)));
         }
         DataRequest::Drain { stores: names } => {
             stores.drain(&names).await?;

@@ -22,10 +22,7 @@ const DOMAINS_MAX: usize = 16;
 
 /// Answers for a pool that is open.
 pub(super) async fn of_open(open: &OpenPool, request: DoctorRequest) -> Result<Reply> {
-    let data = match &open.data_stores {
-        None => None,
-        Some(stores) => Some((open.pool.tier(), &**stores)),
-    };
+    let data = open.data_stores.as_ref().map(|stores| (open.pool.tier(), &**stores));
     let (store, failure) = (&open.config.store_url, open.rebuild.status().failure);
     answer(data, store, &open.conditions, failure, request).await
 }

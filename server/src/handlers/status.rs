@@ -173,8 +173,9 @@ pub(super) fn data_stores_info(status: DataStoresStatus, rebuild: RebuildStatus)
 fn rebuild_check_info(check: CheckStatus) -> RebuildCheckInfo {
     RebuildCheckInfo {
         is_whole: check.is_whole,
+        store_count: check.store_count,
+        listed_count: check.listed_count,
         segment_count: check.segment_count,
-        checked_count: check.checked_count,
         verified_count: check.verified_count,
         found_count: check.found_count,
         left_seconds: check.left_seconds,

@@ -46,7 +46,8 @@ use tiering::segment::{
     StoredSegment,
 };
 use tiering::segment_store::{
-    Depth, Leftover, Listed, Misplaced, ObjectSegments, Rebuilt, RedundancyOf, SegmentStore,
+    Depth, Leftover, Listed, ListedPart, Misplaced, ObjectSegments, Rebuilt, RedundancyOf,
+    SegmentStore,
 };
 
 /// Loss patterns whose tables are kept. Chosen by hand: those of one lost store, with any place in the
@@ -107,6 +108,8 @@ pub struct StoreState {
     pub lateness: Option<String>,
     /// It has been away for so long that its fragments are made anew elsewhere.
     pub is_lost: bool,
+    /// Time since it was last asked to take a fragment; the longest time if it never was.
+    pub quiet_for: Duration,
 }
 
 /// A loss pattern: the scheme, the lost fragment, and those that are read instead.
@@ -260,6 +263,7 @@ impl CodedSegments {
                 is_staying,
                 lateness: health.lateness(),
                 is_lost: member.is_lost(),
+                quiet_for: member.quiet_for(),
             }
         };
         self.in_list().iter().map(state).collect()
@@ -369,6 +373,12 @@ impl CodedSegments {
         if count - missing < count_min
             || (missing > 0 && self.able_domains() >= count && !seeded_bugs().debt_at_once)
         {
+            // The next attempt may put them elsewhere.
+            for (index, store) in stores.iter().enumerate() {
+                if *store != Fragments::NOWHERE {
+                    self.strays.add(*store, image.name(&info.name(), index));
+                }
+            }
             return Err(failure.unwrap_or_else(|| too_few(image.scheme, count - missing)));
         }
         self.counters.missing_writes.fetch_add(missing as u64, Ordering::Relaxed);
@@ -521,6 +531,21 @@ impl SegmentStore for CodedSegments {
             None => self.objects.size(name, Some(placement)).await,
             Some(coded) => self.size_of(&coded).await,
         }
+    }
+
+    fn list_parts(&self, store: u32) -> BoxStream<'static, Result<ListedPart>> {
+        let Some(member) = self.member(store) else {
+            return futures::stream::iter([Err(unknown_store(store))]).boxed();
+        };
+        let parts = member.list(None, OBJECT_COUNT_MAX).try_filter_map(async |listed| {
+            Ok(match listed {
+                ListedFragment::Fragment(FragmentName { segment, generation, index }, _) => {
+                    Some(ListedPart { segment, generation, index: usize::from(index) })
+                }
+                ListedFragment::Foreign => None,
+            })
+        });
+        parts.boxed()
     }
 
     fn strays(&self) -> Vec<SegmentNumber> {

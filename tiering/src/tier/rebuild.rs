@@ -40,6 +40,16 @@ impl Tier {
         self.parts.jobs.repair.rebuild.numbers_after(last).await
     }
 
+    /// Returns the numbers of the segments whose fragments on a data store are not among those that it lists. Some of them
+    /// may have got or moved them meanwhile. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// `Unavailable` if the store does not answer; database errors.
+    #[async_recursion]
+    pub async fn unlisted(&self, store: u32) -> Result<Vec<u64>> {
+        self.parts.jobs.repair.rebuild.unlisted(store).await
+    }
+
     /// Walks the records of all segments, and counts how they depend on these data stores, which are all of the
     /// pool. Changes nothing. Call it from the background runtime.
     ///

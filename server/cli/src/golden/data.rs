@@ -11,9 +11,9 @@ pub(super) fn about_data() -> Vec<(&'static str, Vec<Case>)> {
         (
             "data-list",
             vec![
-                reply("spindle data list", Reply::DataStores(changing())),
-                reply("spindle data list", Reply::DataStores(closed())),
-                reply("spindle data list", Reply::DataStores(balanced())),
+                reply("spindle data list", Reply::DataStores(Box::new(changing()))),
+                reply("spindle data list", Reply::DataStores(Box::new(closed()))),
+                reply("spindle data list", Reply::DataStores(Box::new(balanced()))),
             ],
         ),
         (
@@ -166,8 +166,9 @@ pub(super) fn in_status() -> DataStoresInfo {
         rebuild_failure: Some("no store takes it".to_owned()),
         rebuild_check: Some(RebuildCheckInfo {
             is_whole: false,
+            store_count: 7,
+            listed_count: 7,
             segment_count: 40,
-            checked_count: 16,
             verified_count: 1,
             found_count: 2,
             left_seconds: Some(7),

@@ -256,14 +256,15 @@ fn rebuild(found: &DataStoresInfo) -> String {
         (None, 0) if found.rebuilt_count == 0 => String::new(),
         (None, 0) => format!("; {made}"),
         (Some(check), 0) if check.is_whole => format!(
-            "; rebuilt: {made}; the stores have all fragments of {} segments, {} of which were verified",
-            check.checked_count, check.verified_count
+            "; rebuilt: {made}; the stores have listed all fragments of {} segments, {} of which were verified",
+            check.segment_count, check.verified_count
         ),
         (Some(check), 0) => format!(
-            "; {made}; the stores were asked for those of {} of {} segments, {} of which were verified{}",
-            check.checked_count,
-            check.segment_count,
+            "; {made}; {} of {} stores have listed theirs, {} of {} segments were verified{}",
+            check.listed_count,
+            check.store_count,
             check.verified_count,
+            check.segment_count,
             left(check.left_seconds)
         ),
     }
@@ -410,18 +411,14 @@ mod tests {
     #[test]
     fn rebuild_is_said_to_be_done_once_all_fragments_were_asked_for() {
         let check = RebuildCheckInfo {
+            store_count: 7,
+            listed_count: 7,
             segment_count: 40,
-            checked_count: 16,
             verified_count: 1,
             left_seconds: Some(7),
             ..RebuildCheckInfo::default()
         };
-        let whole = RebuildCheckInfo {
-            is_whole: true,
-            checked_count: 41,
-            left_seconds: None,
-            ..check.clone()
-        };
+        let whole = RebuildCheckInfo { is_whole: true, left_seconds: None, ..check.clone() };
         let state = |left, count, check: Option<&RebuildCheckInfo>| {
             rebuild(&DataStoresInfo {
                 rebuild_left_count: left,
@@ -436,9 +433,10 @@ mod tests {
         let made = "; 2 fragments made anew (2.00 MiB)";
         assert_eq!(state(30, 2, None), format!("{made}, 30 segments to go, 1 min 30 s left"));
         assert_eq!(state(0, 2, None), made);
-        let asked = "; the stores were asked for those of 16 of 40 segments, 1 of which were verified, 7 s left";
+        let asked = "; 7 of 7 stores have listed theirs, 1 of 40 segments were verified, 7 s left";
         assert_eq!(state(0, 2, Some(&check)), format!("{made}{asked}"));
-        let have = "; the stores have all fragments of 41 segments, 1 of which were verified";
+        let have =
+            "; the stores have listed all fragments of 40 segments, 1 of which were verified";
         assert_eq!(
             state(0, 2, Some(&whole)),
             format!("; rebuilt{}{have}", made.replacen(';', ":", 1))

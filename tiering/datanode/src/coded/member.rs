@@ -14,10 +14,11 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::{Error, Result};
+use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tiering::segment::SegmentName;
 use tokio::sync::Semaphore;
 
@@ -43,16 +44,27 @@ pub(super) struct Member {
     /// Time after which a store that is away counts as lost.
     lost_after: Duration,
     is_forgotten: AtomicBool,
+    /// When it was last asked to take a fragment, or has answered that.
+    written: Mutex<Option<Instant>>,
 }
 
 impl Member {
     pub(super) fn new(named: NamedStore, clock: Arc<dyn Clock>, lost_after: Duration) -> Member {
         let NamedStore { info, name, store, width } = named;
-        let (health, places) = (Health::new(Arc::clone(&clock)), Arc::new(Semaphore::new(width)));
-        let is_forgotten = AtomicBool::new(false);
         let StoreInfo { id, domain, weight } = info;
-        let (domain, weight) = (Arc::from(domain), AtomicU32::new(weight));
-        Member { id, domain, weight, name, store, places, health, clock, lost_after, is_forgotten }
+        Member {
+            id,
+            domain: Arc::from(domain),
+            weight: AtomicU32::new(weight),
+            name,
+            store,
+            places: Arc::new(Semaphore::new(width)),
+            health: Health::new(Arc::clone(&clock)),
+            clock,
+            lost_after,
+            is_forgotten: AtomicBool::new(false),
+            written: Mutex::default(),
+        }
     }
 
     /// What the choice of stores knows of it now.
@@ -74,6 +86,12 @@ impl Member {
         self.health.away_for() >= self.lost_after
     }
 
+    /// Time since the store was last asked to take a fragment; the longest time if it never was.
+    pub(super) fn quiet_for(&self) -> Duration {
+        let written = *self.written.lock();
+        written.map_or(Duration::MAX, |written| self.clock.since(written))
+    }
+
     /// Marks the store as one that no segment names any more.
     pub(super) fn forget(&self) {
         self.is_forgotten.store(true, Ordering::Relaxed);
@@ -91,7 +109,10 @@ impl Member {
     pub(super) async fn put(&self, name: &FragmentName, parts: Vec<Bytes>) -> Result<()> {
         let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let (store, name) = (Arc::clone(&self.store), *name);
-        self.noted(Way::Write, bytes, async move { store.put(&name, parts).await }).await
+        *self.written.lock() = Some(self.clock.now());
+        let put = self.noted(Way::Write, bytes, async move { store.put(&name, parts).await }).await;
+        *self.written.lock() = Some(self.clock.now());
+        put
     }
 
     /// Reads a range; its time counts.

@@ -716,6 +716,74 @@ async fn damaged_and_missing_fragments_are_found_by_their_checksums_and_made_ane
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn damaged_fragment_that_no_store_takes_anew_is_not_counted() {
+    let world = world("4+2", 6).await;
+    let (sealed, frames) = segment(34, 40);
+    let stored = world.put(&sealed).await;
+    let (id, name) = names(&sealed.info.name(), fragments(&stored))[5];
+    let inner = world.store(id).inner().clone();
+    let found = inner.get(&name.path()).await.expect("there").bytes().await.expect("there");
+    let damaged = [&found[..400], &[!found[400]], &found[401..]].concat();
+    inner.put(&name.path(), damaged.into()).await.expect("it writes");
+    world.store(id).add(Rule::for_good(Op::Put, "", Answer::Internal));
+    let (lacking, rebuilt) = world.rebuilt(&stored, Depth::Checksums).await;
+    assert_eq!((rebuilt.fragment_count, rebuilt.is_lacking), (0, true));
+    assert_eq!(fragments(&lacking).places[5].store, Fragments::NOWHERE);
+    assert_eq!(fragments(&lacking).places[..5], fragments(&stored).places[..5]);
+    let counted = world.coded.redundancy(&lacking);
+    assert_eq!(counted, Some(RedundancyOf { spare: Some(1), is_lacking: true }));
+    world.coded.delete_moved(&stored, &lacking.placement).await.expect("it deletes");
+    reads_right(&world, &lacking, &sealed, &frames).await;
+    // One that is only away is still counted on.
+    world.heal().await;
+    world.kill(fragments(&stored).places[0].store);
+    world.store(id).add(Rule::for_good(Op::Put, "", Answer::Internal));
+    let kept = world.coded.rebuild(&lacking, Depth::Checksums).await;
+    assert!(kept.is_err() || kept.is_ok_and(|kept| kept.placement.is_none()));
+    world.heal().await;
+    let (whole, rebuilt) = world.rebuilt(&lacking, Depth::Presence).await;
+    assert_eq!((rebuilt.fragment_count, rebuilt.is_lacking), (1, false));
+    is_exact(&world, &whole).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn fragments_of_an_attempt_that_has_failed_are_strays_until_the_next_one_names_them() {
+    let world = world("4+2", 7).await;
+    let (sealed, frames) = segment(35, 40);
+    world.kill(3);
+    world.kill(4);
+    world.coded.put(&sealed).await.unwrap_err();
+    assert_eq!(world.coded.strays(), [sealed.info.number]);
+    assert_eq!(world.all_fragments().await.len(), 5);
+    world.heal().await;
+    world.coded.set_weight(StoreId(1), 0);
+    let stored = world.put(&sealed).await;
+    assert!(fragments(&stored).stores().all(|id| id != 1), "{stored:?}");
+    assert!(world.all_fragments().await.len() > 6, "the first attempt has left some");
+    world.coded.delete_strays(&stored).await.expect("it deletes");
+    assert!(world.coded.strays().is_empty());
+    is_exact(&world, &stored).await;
+    reads_right(&world, &stored, &sealed, &frames).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn written_fragment_is_deleted_only_from_a_directory_without_its_disk() {
+    let name = FragmentName { segment: segment(36, 1).0.info.name(), generation: 1, index: 0 };
+    for (answer, is_left) in
+        [(Answer::Internal, true), (Answer::Hang, true), (Answer::NotFound, false)]
+    {
+        let (ill, clock) = (IllStore::default(), ManualClock::new());
+        let store = named(1, "one".to_owned(), Arc::new(ill.clone()), &clock).await.store;
+        let path = witness().path.to_string();
+        ill.add(Rule { skipped_count: 1, ..Rule::for_good(Op::Get, &path, answer) });
+        let error = store.put(&name, vec![Bytes::from_static(b"fragment")]).await.unwrap_err();
+        assert!(!matches!(error, Error::NotFound { .. }), "{error}");
+        let found = ill.inner().head(&name.path()).await;
+        assert_eq!(found.is_ok(), is_left, "{answer:?}");
+    }
+}
+
 /// A store that verifies fragments itself, as a data node does.
 #[derive(Debug)]
 struct Verifying(IllStore);
