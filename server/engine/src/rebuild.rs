@@ -33,7 +33,7 @@ const REST_MAX: Duration = Duration::from_secs(1);
 const SAMPLE: u64 = 16;
 /// Time without a write after which a store that is to be empty counts as empty, once no segment names it. Chosen by hand:
 /// far longer than the commit of a segment that was written there takes.
-const QUIET: Duration = Duration::from_secs(30);
+const QUIET: Duration = Duration::from_secs(20);
 /// Subject of the condition.
 const POOL: &str = "pool";
 
