@@ -129,6 +129,13 @@ impl OpenedStores {
                 "{old} has several drives; name one of them, as `spindle data list` shows it"
             )));
         };
+        let is_in_use = |entry: &StoreEntry| !entry.is_leaving && !entry.is_added;
+        let twin = list.stores.iter().find(|entry| entry.url == settings.url);
+        if let Some(twin) =
+            twin.filter(|twin| twin.number != list.stores[at].number && is_in_use(twin))
+        {
+            return Err(in_use(twin));
+        }
         let old = &list.stores[at];
         // The new one takes its place: in a rack, for instance.
         let old_settings =
@@ -190,14 +197,17 @@ impl OpenedStores {
         let twin = list.stores.iter().find(|known| known.number == entry.number);
         // The answer to an earlier attempt may have been lost.
         if twin.is_some_and(|twin| !twin.is_leaving && !twin.is_added) {
-            let what = format!(
-                "{} is a data store of the pool already; take the other one out with `spindle data drain`",
-                entry.url
-            );
-            return Err(invalid(what));
+            return Err(in_use(&entry));
         }
         Ok(StoreEntry { is_added: true, ..entry })
     }
+}
+
+fn in_use(entry: &StoreEntry) -> Error {
+    invalid(format!(
+        "{} is a data store of the pool already; take the other one out with `spindle data drain`",
+        entry.url
+    ))
 }
 
 /// The places in the list of the stores that a name means: the URL of one, or the URL or the name of a data node.

@@ -514,16 +514,21 @@ async fn command_after_a_failed_one_is_written_even_if_it_changes_nothing() {
     let (number, _) = newest().await;
     stores_of(&open).drain(&names).await.expect("it is draining already");
     assert_eq!(newest().await.0, number, "nothing has changed");
-    // An attempt ends without an answer that tells whether the store has the new list.
+    // An attempt ends without an answer, and the store has the new list.
     let aside = folder.with_extension("aside");
     std::fs::rename(&folder, &aside).unwrap();
     std::fs::write(&folder, "in the way").unwrap();
     stores_of(&open).undrain(&names).await.unwrap_err();
     std::fs::remove_file(&folder).unwrap();
     std::fs::rename(&aside, &folder).unwrap();
+    let mut undrained = newest().await.1.unwrap();
+    undrained.stores.iter_mut().for_each(|entry| entry.is_draining = false);
+    let (key, pool) = (&keys.newest().key, keys.pool());
+    list::write(&store, key, pool, number + 1, &undrained).await.unwrap();
+    assert!(state(&open, &place.stores[0]).is_draining, "as far as the owner knows");
     stores_of(&open).drain(&names).await.unwrap();
     let (last, found) = newest().await;
-    assert!(last > number && found.unwrap().stores.iter().any(|entry| entry.is_draining));
+    assert!(last > number + 1 && found.unwrap().stores.iter().any(|entry| entry.is_draining));
     stores_of(&open).drain(&names).await.unwrap();
     assert_eq!(newest().await.0, last);
     open.close().await.unwrap();

@@ -63,7 +63,10 @@ async fn doctor_is_asked_like_any_command() {
     let DataRiskInfo { now, space, is_complete, .. } = info.data.expect("it has data stores");
     assert!(is_complete && now.writes == Writes::Whole && now.domains.len() == 3);
     assert_eq!((space.data_bytes, space.parity_bytes), (space.coded_bytes, space.coded_bytes));
+    // With a single fragment of parity, segments are written without it.
     let info = ask(vec![store(0), store(1)]).await.unwrap();
+    assert!(info.summary.contains("segments that lack fragments"), "{}", info.summary);
+    let info = ask(vec![store(0), store(1), store(2)]).await.unwrap();
     assert!(info.summary.contains("destage would WAIT"), "{}", info.summary);
     let error = ask(vec![StoresGone::Domain("rack".to_owned())]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);

@@ -15,7 +15,8 @@ fn fragments(store: &Path) -> Vec<(FragmentName, PathBuf)> {
     let mut found = Vec::new();
     let mut folders = vec![store.join("fragments")];
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
+        // A store that has got nothing yet has no folder.
+        for entry in std::fs::read_dir(folder).into_iter().flatten() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
