@@ -40,6 +40,11 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "fragments_of_a_drive_that_is_lost_are_made_anew_on_others",
     ),
     (
+        "DataStoreSlow",
+        "tiering/datanode/src/coded/tests/slow.rs",
+        "store_that_stays_slow_is_a_condition_until_it_is_quick_again",
+    ),
+    (
         "DestageFailing",
         "server/engine/src/pool/tests/stalled.rs",
         "a_spill_file_that_cannot_be_written_leaves_nothing_behind",

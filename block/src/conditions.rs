@@ -65,6 +65,8 @@ kinds! {
     ObjectMissing = "object-missing",
     /// A data store does not answer, or does not take fragments; subject: its URL.
     DataStoreAway = "data-store-away",
+    /// A data store has been far slower than the others for a while; subject: its URL.
+    DataStoreSlow = "data-store-slow",
     /// The data stores are too few for the scheme; subject: the pool.
     DataStoresFew = "data-stores-few",
     /// Segments lack fragments, so they survive fewer losses; subject: the pool.

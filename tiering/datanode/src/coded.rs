@@ -14,6 +14,7 @@ mod member;
 mod reading;
 mod rebalancing;
 mod rebuilding;
+mod slow;
 mod strays;
 mod writing;
 
@@ -191,7 +192,7 @@ impl CodedSegments {
         }
     }
 
-    /// Looks at every store, and shows those that are away as conditions. To be called every few seconds.
+    /// Looks at every store, and shows those that are away or slow as conditions. To be called every few seconds.
     pub async fn look(&self) {
         let looks = self.in_list().into_iter().map(|member| async move {
             let _ = member.look().await;
@@ -206,13 +207,16 @@ impl CodedSegments {
             self.conditions.set(ConditionKind::DataStoreAway, &member.name, report);
         });
         futures::future::join_all(looks).await;
+        self.show_slow();
     }
 
     /// Forgets a store that gets no fragments, and that no segment names any more: it is neither shown nor listed.
     pub fn forget(&self, id: StoreId) {
         if let Some(member) = self.stores().get(&id) {
             member.forget();
-            self.conditions.set(ConditionKind::DataStoreAway, &member.name, None);
+            for kind in [ConditionKind::DataStoreAway, ConditionKind::DataStoreSlow] {
+                self.conditions.set(kind, &member.name, None);
+            }
         }
     }
 

@@ -232,6 +232,11 @@ impl Health {
         estimate.clamp(PATIENCE_MIN, PATIENCE_MAX)
     }
 
+    /// The smoothed time of a read; absent before the first.
+    pub(super) fn mean(&self) -> Option<Duration> {
+        self.state.lock().latency.map(|latency| latency.mean)
+    }
+
     /// The cause of the last failure, while it lasts.
     pub(super) fn failure(&self) -> Option<String> {
         let state = self.state.lock();

@@ -46,6 +46,8 @@ pub(super) struct Member {
     is_forgotten: AtomicBool,
     /// When it was last asked to take a fragment, or has answered that.
     written: Mutex<Option<Instant>>,
+    /// Since when it is slow.
+    slow_since: Mutex<Option<Instant>>,
 }
 
 impl Member {
@@ -64,6 +66,7 @@ impl Member {
             lost_after,
             is_forgotten: AtomicBool::new(false),
             written: Mutex::default(),
+            slow_since: Mutex::default(),
         }
     }
 
@@ -90,6 +93,18 @@ impl Member {
     pub(super) fn quiet_for(&self) -> Duration {
         let written = *self.written.lock();
         written.map_or(Duration::MAX, |written| self.clock.since(written))
+    }
+
+    /// Notes whether the store is slow now. Returns for how long it has been.
+    pub(super) fn slow_for(&self, is_slow: bool) -> Duration {
+        let mut since = self.slow_since.lock();
+        match is_slow {
+            true => self.clock.since(*since.get_or_insert_with(|| self.clock.now())),
+            false => {
+                *since = None;
+                Duration::ZERO
+            }
+        }
     }
 
     /// Marks the store as one that no segment names any more.

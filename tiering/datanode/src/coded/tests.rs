@@ -14,6 +14,7 @@ use tiering::segment::{FrameAt, SegmentBuilder, SegmentNumber, SegmentSeed};
 use tiering::testing::{Answer, IllStore, Op, Rng, Rule};
 
 mod simulation;
+mod slow;
 
 const DEBT_AFTER: Duration = Duration::from_secs(10);
 /// Time after which a store that is away counts as lost.
