@@ -9,6 +9,8 @@
 //! - Segments that survive the fewest further losses come first.
 //! - A walk that was cut short loses nothing: the next one begins again with what is still lacking.
 
+mod tiers;
+
 use crate::outage::public_text;
 use crate::pool::{JobParts, Metadata, Pool, Segments};
 use crate::segment::{Fragments, Placement, SegmentNumber, StoredSegment};
@@ -30,7 +32,8 @@ const LACKING_MAX: usize = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Redundancy {
     /// Bytes of the images of segments, by the number of further stores that may be lost, at worst, without
-    /// losing them. `None`: too few fragments can be had now.
+    /// losing them; [`ANY_LOSS`](crate::segment_store::ANY_LOSS): all of them. `None`: too few fragments can be had
+    /// now.
     pub bytes: BTreeMap<Option<u8>, u64>,
     /// Segments that lack fragments, or have some on stores that leave.
     pub lacking_count: u64,
@@ -206,10 +209,23 @@ impl Rebuild {
             }
             Change::Rebalance => ("rebalance", self.segments.store.rebalance(&segment).await),
         };
-        let rebuilt = changed.map_err(|cause| {
-            let what = format!("{verb} segment {}: {}", segment.info.name(), public_text(&cause));
-            Error::with_source(ErrorKind::Unavailable, what, cause)
-        })?;
+        let rebuilt = match changed {
+            Ok(rebuilt) => rebuilt,
+            // The object has what too few fragments give.
+            Err(_)
+                if matches!(change, Change::Rebuild(_))
+                    && segment.placement.is_copied()
+                    && self.segments.store.read_fragments(&segment).await.is_err() =>
+            {
+                let placement = self.fragments_from_object(&segment).await?;
+                all_anew(placement, &segment)
+            }
+            Err(cause) => {
+                let what =
+                    format!("{verb} segment {}: {}", segment.info.name(), public_text(&cause));
+                return Err(Error::with_source(ErrorKind::Unavailable, what, cause));
+            }
+        };
         let Rebuilt { placement, fragment_count, bytes, is_lacking } = rebuilt;
         let report = RebuildReport { fragment_count, bytes, is_lacking };
         match placement {
@@ -253,18 +269,20 @@ impl Rebuild {
             self.metadata.map.set_placements(&mut writer, &changes).await?
         };
         if is_changed[0] {
-            // Readers and copies that began before still read at the old places.
-            let mut moved = self.moved.lock();
-            moved.push_back((self.pool.clock.now(), segment.clone()));
-            let excess = moved.len().saturating_sub(MOVED_MAX);
-            moved.drain(..excess);
+            if leaves_places(&segment.placement, &placement) {
+                // Readers and copies that began before still read at the old places.
+                let mut moved = self.moved.lock();
+                moved.push_back((self.pool.clock.now(), segment.clone()));
+                let excess = moved.len().saturating_sub(MOVED_MAX);
+                moved.drain(..excess);
+            }
             return Ok(true);
         }
         self.delete_unnamed(&StoredSegment { info: segment.info, placement }).await;
         Ok(false)
     }
 
-    /// Deletes what a segment has at a placement and not at its present one. The caller has the turn.
+    /// Deletes the fragments that a segment has at a placement and not at its present one. The caller has the turn.
     async fn delete_unnamed(&self, left: &StoredSegment) {
         let current = match self.current(left.info.number).await {
             Ok(current) => current.filter(|current| current.info.id == left.info.id),
@@ -316,4 +334,30 @@ impl Rebuild {
             self.delete_unnamed(&segment).await;
         }
     }
+}
+
+/// Whether a segment has fragments at the old placement that are not at the new one.
+fn leaves_places(old: &Placement, new: &Placement) -> bool {
+    match (old, new) {
+        (Placement::Object, _) => false,
+        (Placement::Fragments(_), Placement::Object) => true,
+        (Placement::Fragments(old), Placement::Fragments(new)) => old.places != new.places,
+    }
+}
+
+/// The outcome of a rebuild that has made all fragments anew.
+fn all_anew(placement: Placement, segment: &StoredSegment) -> Rebuilt {
+    let (stored_count, is_lacking) = match &placement {
+        Placement::Object => (0, false),
+        Placement::Fragments(fragments) => {
+            let stored = fragments.stores().filter(|id| *id != Fragments::NOWHERE).count();
+            (stored as u64, stored < fragments.places.len())
+        }
+    };
+    let data = match &placement {
+        Placement::Fragments(fragments) => u64::from(fragments.data.max(1)),
+        Placement::Object => 1,
+    };
+    let bytes = u64::from(segment.info.object_bytes).div_ceil(data) * stored_count;
+    Rebuilt { placement: Some(placement), fragment_count: stored_count, bytes, is_lacking }
 }

@@ -46,11 +46,14 @@ pub enum Listed {
     Foreign,
 }
 
+/// In place of a number of losses: of all data stores, because the object store has the segment, too.
+pub const ANY_LOSS: u8 = u8::MAX;
+
 /// How a segment would survive losses, from what its store knows without asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RedundancyOf {
-    /// The number of further stores that may be lost, at worst, without losing the segment. `None`: it cannot
-    /// be read now.
+    /// The number of further stores that may be lost, at worst, without losing the segment; [`ANY_LOSS`]: all of them.
+    /// `None`: it cannot be read now.
     pub spare: Option<u8>,
     /// It lacks fragments, or has some on stores that leave.
     pub is_lacking: bool,
@@ -161,6 +164,42 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
         Ok(Rebuilt::default())
     }
 
+    /// Reads the whole segment from its fragments alone, which are verified by their checksums.
+    ///
+    /// # Errors
+    /// Those of a store, if too little of the segment can be had; `NotImplemented` if it is not in fragments.
+    async fn read_fragments(&self, _: &StoredSegment) -> Result<Bytes> {
+        Err(no_fragments())
+    }
+
+    /// Reads the whole object of a segment, which may be in fragments, too.
+    async fn read_object(&self, segment: &StoredSegment) -> Result<Bytes> {
+        self.read_whole(segment).await
+    }
+
+    /// Writes the object of a segment, over other bytes that may be there. Its fragments stay as they are.
+    async fn put_object(&self, info: &SegmentInfo, object: Bytes) -> Result<()> {
+        self.replace(&StoredSegment::from(*info), object).await.map(drop)
+    }
+
+    /// Writes all fragments of a segment anew, of which the object store has the object. `generation` is above that of
+    /// every fragment of the segment that was ever written from other cuts.
+    ///
+    /// # Errors
+    /// Those of a store, if too few of them take a fragment; `NotImplemented` without stores of fragments.
+    async fn put_fragments(
+        &self,
+        _: &SegmentInfo,
+        _object: Bytes,
+        _generation: u64,
+    ) -> Result<Placement> {
+        Err(no_fragments())
+    }
+
+    /// From now on, a segment in fragments may be an object, too, even if its placement does not say so: the commit
+    /// that says so may have been lost.
+    fn expect_objects(&self) {}
+
     /// The segments of which something is stored that no placement may name: it arrived after others had taken its place.
     fn strays(&self) -> Vec<SegmentNumber> {
         Vec::new()
@@ -189,6 +228,14 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
 
     /// Returns whether anything is stored. The answer is no once `look_count` listings agree.
     async fn has_any(&self, look_count: u32) -> Result<bool>;
+}
+
+/// The error of a store without fragments.
+fn no_fragments() -> Error {
+    Error::NotImplemented {
+        operation: "use the fragments of a segment".to_owned(),
+        implementer: "a store of objects".to_owned(),
+    }
 }
 
 /// Segments as objects of an object store; see [`SegmentName::object_path`]. It is cheap to clone.
