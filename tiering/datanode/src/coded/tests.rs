@@ -14,6 +14,7 @@ use tiering::segment::{FrameAt, SegmentBuilder, SegmentNumber, SegmentSeed};
 use tiering::testing::{Answer, IllStore, Op, Rng, Rule};
 
 mod simulation;
+mod tiers;
 
 const DEBT_AFTER: Duration = Duration::from_secs(10);
 /// Time after which a store that is away counts as lost.
@@ -40,6 +41,7 @@ fn options(scheme: &str, stores: Vec<NamedStore>, objects: &Arc<InMemory>) -> Co
         scheme: scheme.parse().expect("a scheme"),
         stores,
         objects: ObjectSegments::new(objects.clone()),
+        is_emptying: false,
         clock: Arc::new(ManualClock::new()),
         conditions: Conditions::default(),
         debt_after: DEBT_AFTER,
