@@ -10,6 +10,7 @@
 //! - A walk that was cut short loses nothing: the next one begins again with what is still lacking.
 
 mod tiers;
+mod unnamed;
 
 use crate::outage::public_text;
 use crate::pool::{JobParts, Metadata, Pool, Segments};

@@ -20,7 +20,8 @@
 use crate::create::create;
 use crate::listing::{first, list_at_most};
 use crate::segment::{
-    FOLDER, Placement, SealedSegment, SegmentInfo, SegmentName, SegmentNumber, StoredSegment,
+    FOLDER, FragmentPlace, Placement, SealedSegment, SegmentInfo, SegmentName, SegmentNumber,
+    StoredSegment,
 };
 use bytes::Bytes;
 use futures::StreamExt;
@@ -103,6 +104,17 @@ impl From<&StoredSegment> for Leftover {
     fn from(segment: &StoredSegment) -> Leftover {
         Leftover { name: segment.info.name(), placement: Some(segment.placement.clone()) }
     }
+}
+
+/// A fragment where it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredFragment {
+    /// The segment.
+    pub segment: SegmentName,
+    /// Its index among the fragments of the segment.
+    pub index: u8,
+    /// Its store and generation.
+    pub place: FragmentPlace,
 }
 
 /// A store of segments; see the module. Any method may be called from any task at any time.
@@ -194,6 +206,17 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
         _generation: u64,
     ) -> Result<Placement> {
         Err(no_fragments())
+    }
+
+    /// Lists all fragments that are stored, of the stores that answer. The listing ends with an error beyond `count_max`
+    /// fragments of a store.
+    fn list_fragments(&self, _count_max: u64) -> BoxStream<'static, Result<StoredFragment>> {
+        futures::stream::empty().boxed()
+    }
+
+    /// Deletes a fragment, which no placement may name. It succeeds if there is none.
+    async fn delete_fragment(&self, _: &StoredFragment) -> Result<()> {
+        Ok(())
     }
 
     /// From now on, a segment in fragments may be an object, too, even if its placement does not say so: the commit

@@ -206,6 +206,8 @@ pub async fn run_tiers(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
         return;
     }
     let mut pause = LOOK_PAUSE;
+    // An owner of before, or a store that comes back, may have left fragments that nothing names.
+    let (mut is_sweep_due, mut failing) = (true, tiers::failing(&*stores));
     loop {
         let walked = open.config.clock.now();
         while open.config.clock.since(walked) < pause {
@@ -218,6 +220,22 @@ pub async fn run_tiers(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
         let (of_pass, clock) = (Arc::clone(&stores), open.config.clock.clone());
         let lane = pool.tier().background().clone();
         let mut stopped = stop.clone();
+        let failing_now = tiers::failing(&*stores);
+        is_sweep_due |= failing.difference(&failing_now).next().is_some();
+        failing = failing_now;
+        if std::mem::take(&mut is_sweep_due) {
+            let (pool, mut stopped) = (pool.clone(), stop.clone());
+            let sweep = lane.spawn(async move {
+                tokio::select! {
+                    done = pool.tier().sweep_unnamed() => done,
+                    _ = stopped.wait_for(|stop| *stop) => Ok(0),
+                }
+            });
+            if let Ok(Err(error)) = sweep.await {
+                is_sweep_due = true;
+                tracing::debug!(error = %error.chain(), "could not look for fragments that nothing names");
+            }
+        }
         let pass = lane.spawn(async move {
             if let Err(error) = pool.tier().save_read_times().await {
                 tracing::debug!(error = %error.chain(), "could not record when segments were last read");

@@ -10,6 +10,7 @@ use crate::data_stores::OpenDataStores;
 use crate::rebuild::{REST_MAX, RebuildState, WALK_PAUSE};
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tiering::survey::Amount;
 use tiering::tiers::{TierOutcome, TierPlan, TierStep, Tiers};
@@ -89,6 +90,12 @@ impl TiersState {
         (state.to_copy, state.to_drop) = (plan.to_copy, plan.to_drop);
         state.to_bring_back = plan.to_bring_back;
     }
+}
+
+/// The numbers of the stores that fail.
+pub(crate) fn failing(stores: &dyn OpenDataStores) -> BTreeSet<u32> {
+    let stores = stores.status().stores.into_iter();
+    stores.filter(|store| store.failure.is_some()).map(|store| store.number).collect()
 }
 
 /// The outcome of a pass.

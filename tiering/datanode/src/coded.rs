@@ -49,6 +49,7 @@ use tiering::segment::{
 };
 use tiering::segment_store::{
     Depth, Leftover, Listed, Misplaced, ObjectSegments, Rebuilt, RedundancyOf, SegmentStore,
+    StoredFragment,
 };
 
 /// Loss patterns whose tables are kept. Chosen by hand: those of one lost store, with any place in the
@@ -538,6 +539,16 @@ impl SegmentStore for CodedSegments {
         generation: u64,
     ) -> Result<Placement> {
         self.put_beside_object(info, object, generation).await
+    }
+
+    fn list_fragments(&self, count_max: u64) -> BoxStream<'static, Result<StoredFragment>> {
+        self.list_stored(count_max)
+    }
+
+    async fn delete_fragment(&self, fragment: &StoredFragment) -> Result<()> {
+        let StoredFragment { segment, index, place } = *fragment;
+        let name = FragmentName { segment, generation: place.generation, index };
+        self.delete_all(vec![(place.store, name)]).await
     }
 
     fn expect_objects(&self) {

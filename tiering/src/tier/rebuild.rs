@@ -99,6 +99,17 @@ impl Tier {
         self.parts.jobs.repair.rebuild.change_tiers(SegmentNumber(number), step).await
     }
 
+    /// Deletes fragments that no record names, of segments that exist: those that a store had that was away when they were
+    /// dropped, or that an owner left that ended. Returns their number. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// `Unavailable` if a listing ends early; `Fenced` when another process owns the pool; database errors.
+    #[async_recursion]
+    pub async fn sweep_unnamed(&self) -> Result<u64> {
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.repair.rebuild.sweep_unnamed().await
+    }
+
     /// Records when segments were last read, if it is time to. Call it every few seconds from the background runtime.
     ///
     /// # Errors

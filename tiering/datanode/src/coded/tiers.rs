@@ -9,14 +9,19 @@ use super::CodedSegments;
 use super::health::Way;
 use super::image::CodedImage;
 use super::reading::Coded;
+use crate::fragment_store::{FragmentName, ListedFragment};
 use crate::seeded_bugs::seeded_bugs;
 use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::BoxStream;
 use object_store::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tiering::segment::{Fragments, Placement, SealedSegment, SegmentInfo, StoredSegment};
-use tiering::segment_store::SegmentStore;
+use tiering::segment::{
+    FragmentPlace, Fragments, Placement, SealedSegment, SegmentInfo, StoredSegment,
+};
+use tiering::segment_store::{SegmentStore, StoredFragment};
 
 impl CodedSegments {
     /// Whether the fragments are to be dropped: nothing is made anew of them.
@@ -97,6 +102,30 @@ impl CodedSegments {
             false => self.write(info, object, generation).await?,
         };
         Ok(Placement::Fragments(Arc::new(Fragments { is_copied: true, ..written })))
+    }
+
+    /// Implements [`SegmentStore::list_fragments`].
+    pub(super) fn list_stored(&self, count_max: u64) -> BoxStream<'static, Result<StoredFragment>> {
+        let listings = self.in_list().into_iter().map(move |member| {
+            let store = member.id.0;
+            let listing = member.list(None, count_max).filter_map(move |listed| {
+                std::future::ready(match listed {
+                    Ok(ListedFragment::Fragment(name, _)) => {
+                        let place = FragmentPlace { store, generation: name.generation };
+                        let FragmentName { segment, index, .. } = name;
+                        Some(Ok(StoredFragment { segment, index, place }))
+                    }
+                    Ok(ListedFragment::Foreign) => None,
+                    // What it has is found once it is back.
+                    Err(error) => {
+                        tracing::debug!(store, %error, "could not list a data store");
+                        None
+                    }
+                })
+            });
+            listing.boxed()
+        });
+        futures::stream::iter(listings.collect::<Vec<_>>()).flatten().boxed()
     }
 
     /// The placement that the stores would have if they took all fragments; only a seeded bug needs it.

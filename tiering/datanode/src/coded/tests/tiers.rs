@@ -305,6 +305,16 @@ async fn fragments_that_are_brought_back_are_none_that_a_store_had_before() {
         assert!(matches!(pool.step(number, TierStep::Drop).await, TierOutcome::Done(_)));
     }
     assert!(highest <= pool.tier.status().map.commit_number, "{highest}");
+    // Those that have just been dropped stay for readers, and the stale one goes once they are gone.
+    assert_eq!(pool.tier.sweep_unnamed().await.expect("all answer"), 0);
+    pool.world.clock.advance(STAY);
+    pool.plan(BOTH).await;
+    assert_eq!(pool.world.all_fragments().await, stale);
+    assert_eq!(pool.tier.sweep_unnamed().await.expect("all answer"), 1);
+    assert_eq!(pool.world.all_fragments().await, []);
+    assert!(matches!(pool.step(number, TierStep::BringBack).await, TierOutcome::Done(_)));
+    assert_eq!(pool.tier.sweep_unnamed().await.expect("all answer"), 0);
+    assert_eq!(pool.world.all_fragments().await.len(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
