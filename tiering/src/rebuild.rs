@@ -212,10 +212,11 @@ impl Rebuild {
         };
         let rebuilt = match changed {
             Ok(rebuilt) => rebuilt,
-            // The object has what too few fragments give.
-            Err(_)
+            // The object has what too few fragments give, unless stores may come back that have them.
+            Err(cause)
                 if matches!(change, Change::Rebuild(_))
                     && segment.placement.is_copied()
+                    && self.is_too_little_left(&segment, &cause)
                     && self.segments.store.read_fragments(&segment).await.is_err() =>
             {
                 let placement = self.fragments_from_object(&segment).await?;
@@ -233,6 +234,16 @@ impl Rebuild {
             None => Ok(Some(report)),
             Some(placement) => Ok(self.commit(&segment, placement).await?.then_some(report)),
         }
+    }
+
+    /// Whether a segment that could not be rebuilt has too few fragments for good: they are gone or damaged, or their
+    /// stores are lost.
+    fn is_too_little_left(&self, segment: &StoredSegment, cause: &object_store::Error) -> bool {
+        let is_lacking = || {
+            let redundancy = self.segments.store.redundancy(segment);
+            redundancy.is_some_and(|redundancy| redundancy.is_lacking)
+        };
+        matches!(cause, object_store::Error::NotFound { .. }) || is_lacking()
     }
 
     /// Waits for the turn to change where a segment is.

@@ -158,7 +158,8 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
     /// Makes anew what a segment lacks, from what is left of it and verifies. Nothing is deleted or overwritten.
     ///
     /// # Errors
-    /// Those of a store, if too little of the segment can be had.
+    /// Those of a store, if too little of the segment can be had: `NotFound` if what is left is too little and all stores
+    /// that have some of it answer.
     async fn rebuild(&self, _: &StoredSegment, _: Depth) -> Result<Rebuilt> {
         Ok(Rebuilt::default())
     }

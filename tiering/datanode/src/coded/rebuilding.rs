@@ -134,13 +134,17 @@ impl CodedSegments {
                         if is_damage(&error) || self.is_unreadable(coded, index).await {
                             wanted.insert(index);
                         }
-                        lost = error;
+                        // One that says less about the segment counts more.
+                        if !is_damage(&error) || is_damage(&lost) {
+                            lost = error;
+                        }
                     }
                 }
             }
         }
         match wanted.is_empty() || found.iter().flatten().count() >= coded.scheme.data() {
             true => Ok(found),
+            false if is_damage(&lost) => Err(coded.not_found()),
             false => Err(lost),
         }
     }
