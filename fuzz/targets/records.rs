@@ -5,13 +5,16 @@
 
 use crate::{SMALL, no_repair};
 use block::seal::Algorithm;
-use block::{Epoch, Lsn, VolumeId};
+use block::{Epoch, Error, ErrorKind, Lsn, VolumeId};
 use engine::client_record::ClientRecord;
 use engine::record::{Durability, VolumeRecord, VolumeState};
 use engine::schedule::{Keep, Schedule};
 use engine::snapshot::SnapshotRecord;
 use fuzz::{Outcome, Target};
 use tiering::KeyId;
+use tiering::map::read_times::{
+    GROUP_SEGMENTS, decode_open_time, decode_times, encode_open_time, encode_times,
+};
 use tiering::map::records::{
     NamedSpillFile, Root, SegmentRecord, decode_live, decode_stalled, encode_live, encode_stalled,
 };
@@ -120,11 +123,20 @@ fn map_record() {
         places: [3, 1, 2, 9, Fragments::NOWHERE, 7]
             .map(|store| FragmentPlace { store, generation: 9 })
             .to_vec(),
+        is_copied: false,
     };
-    let placement = Placement::Fragments(std::sync::Arc::new(fragments));
-    let coded = SegmentRecord { placement, ..segment(KeyId(9)) };
+    let coded = |is_copied| {
+        let fragments = Fragments { is_copied, ..fragments.clone() };
+        let placement = Placement::Fragments(std::sync::Arc::new(fragments));
+        SegmentRecord { placement, ..segment(KeyId(9)) }
+    };
+    let mut times = [0; GROUP_SEGMENTS];
+    (times[3], times[200]) = (70, 900);
     let records = [
-        (2, coded.encode()),
+        (2, coded(false).encode()),
+        (2, coded(true).encode()),
+        (4, encode_times(&times)),
+        (5, encode_open_time(800)),
         (0, encode_stalled(&[file(1, 7), file(8, 8)])),
         (1, root.encode()),
         (2, segment(KeyId::POOL).encode()),
@@ -135,11 +147,14 @@ fn map_record() {
         let Some((kind, record)) = input.split_first() else {
             return Outcome::Refused("empty".to_owned());
         };
-        let encoded = match kind % 4 {
+        let unread = || Error::new(ErrorKind::Corrupt, "the times of reads");
+        let encoded = match kind % 6 {
             0 => decode_stalled(VolumeId(7), record).map(|files| encode_stalled(&files)),
             1 => Root::decode(record).map(|root| root.encode()),
             2 => SegmentRecord::decode(17, record).map(|segment| segment.encode()),
-            _ => decode_live(17, record).map(encode_live),
+            3 => decode_live(17, record).map(encode_live),
+            4 => decode_times(record).map(|times| encode_times(&times)).ok_or_else(unread),
+            _ => decode_open_time(record).map(encode_open_time).ok_or_else(unread),
         };
         match encoded {
             Ok(encoded) => {

@@ -37,6 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::segment_store::SegmentStore;
+use tiering::tiers::{TierPolicy, Tiers};
 use uuid::Uuid;
 
 /// Subject of the condition that the data stores are too few.
@@ -200,6 +201,8 @@ struct OpenedStores {
     opener: Opener,
     /// The configuration names the pool's data stores, so that one that it does not name may leave.
     is_configured: bool,
+    /// Where the segments are to be.
+    policy: TierPolicy,
     conditions: Conditions,
 }
 
@@ -223,6 +226,7 @@ impl ConfiguredStores {
             scheme,
             stores,
             objects: asked.objects.clone(),
+            is_emptying: self.settings.tiers == Tiers::ObjectStore,
             clock: asked.clock.clone(),
             conditions: asked.conditions.clone(),
             debt_after: DEBT_AFTER,
@@ -242,6 +246,7 @@ impl ConfiguredStores {
             places: Mutex::new(places),
             opener,
             is_configured: self.settings.scheme().is_some(),
+            policy: self.settings.policy(),
             conditions: asked.conditions.clone(),
         })
     }
@@ -252,7 +257,8 @@ impl OpenedStores {
     fn show_few(&self) {
         let scheme = self.segments.scheme();
         let domain_count = self.list.lock().domain_count();
-        let report = (domain_count < scheme.fragments()).then(|| {
+        let is_few = self.policy.tiers != Tiers::ObjectStore && domain_count < scheme.fragments();
+        let report = is_few.then(|| {
             Report::new(
                 format!(
                     "the data stores are in {domain_count} failure domains, and {scheme} needs {}",
@@ -353,6 +359,7 @@ impl OpenDataStores for OpenedStores {
         DataStoresStatus {
             scheme: list.scheme.clone(),
             is_rebalancing: list.is_rebalancing,
+            policy: self.policy,
             fragment_count: scheme.fragments(),
             written_min: scheme.written_min(),
             parity_count: u8::try_from(scheme.parity()).unwrap_or(u8::MAX),
@@ -361,6 +368,7 @@ impl OpenDataStores for OpenedStores {
             degraded_read_count: counts.degraded_reads,
             hedged_read_count: counts.hedged_reads,
             hedged_write_count: counts.hedged_writes,
+            object_read_count: counts.object_reads,
             written_bytes: counts.written_bytes,
             missing_write_count: counts.missing_writes,
         }

@@ -56,4 +56,5 @@ mod soak;
 mod space;
 mod stores;
 mod superseded;
+mod tiers;
 mod tls;

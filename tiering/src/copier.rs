@@ -336,8 +336,11 @@ impl Copier {
         let objects = db.objects();
         let manifest = database::manifest_path(objects.manifest);
         let manifest_bytes = self.read_source(&manifest).await?;
-        let small =
-            MapOptions { page_cache_bytes: 0, segment_cache_bytes: 64 << 10, in_fragments: false };
+        let small = MapOptions {
+            page_cache_bytes: 0,
+            segment_cache_bytes: 64 << 10,
+            ..MapOptions::default()
+        };
         let (map, writer) = Map::read_only(db.clone(), &self.source.pool.key, small).await?;
         let root = *writer.root();
         if self.last_commit == Some(root.commit_number) {

@@ -28,6 +28,7 @@ mod outage;
 mod places;
 mod pool;
 mod read;
+mod read_times;
 pub mod rebuild;
 pub mod reclaim;
 mod recording_store;
@@ -40,6 +41,7 @@ pub mod survey;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tier;
+pub mod tiers;
 mod varint;
 
 pub use answer::{Answer, one_line};

@@ -35,6 +35,7 @@ mod placements;
 mod preserve;
 mod prune;
 pub mod ranges;
+pub mod read_times;
 pub mod records;
 pub mod repoint;
 pub mod snapshot_store;
@@ -84,11 +85,18 @@ pub struct MapOptions {
     pub segment_cache_bytes: usize,
     /// New segments may be in fragments; the header of the metadata says so from then on.
     pub in_fragments: bool,
+    /// Segments may move between data stores and the object store; the header of the metadata says so from then on.
+    pub in_tiers: bool,
 }
 
 impl Default for MapOptions {
     fn default() -> Self {
-        MapOptions { page_cache_bytes: 64 << 20, segment_cache_bytes: 8 << 20, in_fragments: false }
+        MapOptions {
+            page_cache_bytes: 64 << 20,
+            segment_cache_bytes: 8 << 20,
+            in_fragments: false,
+            in_tiers: false,
+        }
     }
 }
 

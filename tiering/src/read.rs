@@ -201,6 +201,7 @@ impl Reader {
         let wanted = self.resolve(volume, at, offset, buf.len() as u64).await?;
         for part in &wanted {
             self.segments.heat.note(part.frame.info.number.0);
+            self.segments.read_times.note(part.frame.info.number.0);
         }
         if wanted.iter().map(|part| part.at.len()).sum::<usize>() < buf.len() {
             buf.fill(0);

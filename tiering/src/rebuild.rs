@@ -9,10 +9,13 @@
 //! - Segments that survive the fewest further losses come first.
 //! - A walk that was cut short loses nothing: the next one begins again with what is still lacking.
 
+mod tiers;
+mod unnamed;
+
 use crate::outage::public_text;
 use crate::pool::{JobParts, Metadata, Pool, Segments};
 use crate::segment::{Fragments, Placement, SegmentNumber, StoredSegment};
-use crate::segment_store::{Depth, ListedPart, Rebuilt};
+use crate::segment_store::{Depth, Rebuilt, StoredFragment};
 use crate::survey::TierSpace;
 use block::{Error, ErrorKind, Result};
 use futures::StreamExt;
@@ -32,7 +35,8 @@ const LACKING_MAX: usize = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Redundancy {
     /// Bytes of the images of segments, by the number of further stores that may be lost, at worst, without
-    /// losing them. `None`: too few fragments can be had now.
+    /// losing them; [`ANY_LOSS`](crate::segment_store::ANY_LOSS): all of them. `None`: too few fragments can be had
+    /// now.
     pub bytes: BTreeMap<Option<u8>, u64>,
     /// Segments that lack fragments, or have some on stores that leave.
     pub lacking_count: u64,
@@ -164,7 +168,7 @@ impl Rebuild {
     /// may have got or moved them meanwhile. The listing is kept as 16 bytes for each fragment.
     pub(crate) async fn unlisted(&self, store: u32) -> Result<Vec<u64>> {
         let mut listed = HashSet::new();
-        let mut listing = self.segments.store.list_parts(store);
+        let mut listing = self.segments.store.list_fragments(Some(store));
         while let Some(part) = listing.next().await {
             let part = part.map_err(|cause| {
                 let what = format!("list the fragments of a data store: {}", public_text(&cause));
@@ -178,9 +182,9 @@ impl Rebuild {
             for (record, _) in &records {
                 let Placement::Fragments(fragments) = &record.stored().placement else { continue };
                 let segment = record.info.name();
-                let mut named = fragments.places.iter().enumerate();
+                let mut named = (0..=u8::MAX).zip(&fragments.places);
                 let lacks = named.any(|(index, place)| {
-                    let part = ListedPart { segment, generation: place.generation, index };
+                    let part = StoredFragment { segment, index, place: *place };
                     place.store == store && !listed.contains(&hash_of(&part))
                 });
                 if lacks && unlisted.len() < LACKING_MAX {
@@ -250,16 +254,40 @@ impl Rebuild {
             }
             Change::Rebalance => ("rebalance", self.segments.store.rebalance(&segment).await),
         };
-        let rebuilt = changed.map_err(|cause| {
-            let what = format!("{verb} segment {}: {}", segment.info.name(), public_text(&cause));
-            Error::with_source(ErrorKind::Unavailable, what, cause)
-        })?;
+        let rebuilt = match changed {
+            Ok(rebuilt) => rebuilt,
+            // The object has what too few fragments give, unless stores may come back that have them.
+            Err(cause)
+                if matches!(change, Change::Rebuild(_))
+                    && segment.placement.is_copied()
+                    && self.is_too_little_left(&segment, &cause)
+                    && self.segments.store.read_fragments(&segment).await.is_err() =>
+            {
+                let placement = self.fragments_from_object(&segment).await?;
+                all_anew(placement, &segment)
+            }
+            Err(cause) => {
+                let what =
+                    format!("{verb} segment {}: {}", segment.info.name(), public_text(&cause));
+                return Err(Error::with_source(ErrorKind::Unavailable, what, cause));
+            }
+        };
         let Rebuilt { placement, fragment_count, bytes, is_lacking, is_unsure } = rebuilt;
         let report = RebuildReport { fragment_count, bytes, is_lacking, is_unsure };
         match placement {
             None => Ok(Some(report)),
             Some(placement) => Ok(self.commit(&segment, placement).await?.then_some(report)),
         }
+    }
+
+    /// Whether a segment that could not be rebuilt has too few fragments for good: they are gone or damaged, or their
+    /// stores are lost.
+    fn is_too_little_left(&self, segment: &StoredSegment, cause: &object_store::Error) -> bool {
+        let is_lacking = || {
+            let redundancy = self.segments.store.redundancy(segment);
+            redundancy.is_some_and(|redundancy| redundancy.is_lacking)
+        };
+        matches!(cause, object_store::Error::NotFound { .. }) || is_lacking()
     }
 
     /// Waits for the turn to change where a segment is.
@@ -298,8 +326,8 @@ impl Rebuild {
         let task = self.pool.background.spawn(async move {
             let mut writer = metadata.writer.lock().await;
             let is_changed = metadata.map.set_placements(&mut writer, &changes).await?[0];
-            if is_changed {
-                let [(before, _)] = changes;
+            let [(before, after)] = changes;
+            if is_changed && leaves_places(&before.placement, &after) {
                 // Readers and copies that began before still read at the old places.
                 let mut moved = moved.lock();
                 moved.push_back((clock.now(), before));
@@ -319,7 +347,7 @@ impl Rebuild {
         Ok(is_changed)
     }
 
-    /// Deletes what a segment has at a placement and not at its present one. The caller has the turn.
+    /// Deletes the fragments that a segment has at a placement and not at its present one. The caller has the turn.
     async fn delete_unnamed(&self, left: &StoredSegment) {
         let current = match self.current(left.info.number).await {
             Ok(current) => current.filter(|current| current.info.id == left.info.id),
@@ -374,7 +402,7 @@ impl Rebuild {
 }
 
 /// Two fragments have the same one by chance only.
-fn hash_of(part: &ListedPart) -> u64 {
+fn hash_of(part: &StoredFragment) -> u64 {
     let mut hasher = DefaultHasher::new();
     part.hash(&mut hasher);
     hasher.finish()
@@ -394,6 +422,38 @@ fn new_part(placement: &Placement, earlier: &Placement) -> Placement {
     Placement::Fragments(Arc::new(part))
 }
 
+/// Whether a segment has fragments at the old placement that are not at the new one.
+fn leaves_places(old: &Placement, new: &Placement) -> bool {
+    match (old, new) {
+        (Placement::Object, _) => false,
+        (Placement::Fragments(_), Placement::Object) => true,
+        (Placement::Fragments(old), Placement::Fragments(new)) => old.places != new.places,
+    }
+}
+
+/// The outcome of a rebuild that has made all fragments anew.
+fn all_anew(placement: Placement, segment: &StoredSegment) -> Rebuilt {
+    let (stored_count, is_lacking) = match &placement {
+        Placement::Object => (0, false),
+        Placement::Fragments(fragments) => {
+            let stored = fragments.stores().filter(|id| *id != Fragments::NOWHERE).count();
+            (stored as u64, stored < fragments.places.len())
+        }
+    };
+    let data = match &placement {
+        Placement::Fragments(fragments) => u64::from(fragments.data.max(1)),
+        Placement::Object => 1,
+    };
+    let bytes = u64::from(segment.info.object_bytes).div_ceil(data) * stored_count;
+    Rebuilt {
+        placement: Some(placement),
+        fragment_count: stored_count,
+        bytes,
+        is_lacking,
+        is_unsure: false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -407,6 +467,7 @@ mod tests {
             codec: 1,
             ends: vec![10, 20],
             places: places.iter().map(place).collect(),
+            is_copied: false,
         }))
     }
 

@@ -83,6 +83,10 @@ block::seeded_bugs! {
     repair_in_turn: "repair-in-turn",
     /// A single listing without metadata is enough for a later owner to create new metadata.
     listing_believed: "listing-believed",
+    /// Fragments are dropped without a comparison with the object that is to stay.
+    dropped_uncompared: "dropped-uncompared",
+    /// Fragments are deleted before the metadata without them is durable.
+    dropped_early: "dropped-early",
     /// Reclaim and destage ignore which segments the other one uses.
     unpinned: "dedup-unpinned",
 }

@@ -104,11 +104,17 @@ pub enum Placement {
     /// One object, [`SegmentName::object_path`], in the object store of the pool. Records on disk
     /// store nothing for it.
     Object,
-    /// Fragments on several stores.
+    /// Fragments on several stores, and perhaps an object beside them.
     Fragments(Arc<Fragments>),
 }
 
 impl Placement {
+    /// Whether there are fragments, and an object beside them.
+    #[must_use]
+    pub fn is_copied(&self) -> bool {
+        matches!(self, Placement::Fragments(fragments) if fragments.is_copied)
+    }
+
     /// Whether this is the same place, with the same fragments.
     #[must_use]
     pub fn is(&self, other: &Placement) -> bool {
@@ -133,10 +139,12 @@ pub struct Fragments {
     pub ends: Vec<u32>,
     /// The place of each fragment, by index.
     pub places: Vec<FragmentPlace>,
+    /// The object store of the pool has the whole segment, too: [`SegmentName::object_path`].
+    pub is_copied: bool,
 }
 
 /// Where a fragment is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FragmentPlace {
     /// The number of its store; [`Fragments::NOWHERE`] if it is not stored.
     pub store: u32,

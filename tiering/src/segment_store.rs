@@ -20,7 +20,8 @@
 use crate::create::create;
 use crate::listing::{first, list_at_most};
 use crate::segment::{
-    FOLDER, Placement, SealedSegment, SegmentInfo, SegmentName, SegmentNumber, StoredSegment,
+    FOLDER, FragmentPlace, Placement, SealedSegment, SegmentInfo, SegmentName, SegmentNumber,
+    StoredSegment,
 };
 use bytes::Bytes;
 use futures::StreamExt;
@@ -46,11 +47,14 @@ pub enum Listed {
     Foreign,
 }
 
+/// In place of a number of losses: of all data stores, because the object store has the segment, too.
+pub const ANY_LOSS: u8 = u8::MAX;
+
 /// How a segment would survive losses, from what its store knows without asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RedundancyOf {
-    /// The number of further stores that may be lost, at worst, without losing the segment. `None`: it cannot
-    /// be read now.
+    /// The number of further stores that may be lost, at worst, without losing the segment; [`ANY_LOSS`]: all of them.
+    /// `None`: it cannot be read now.
     pub spare: Option<u8>,
     /// It lacks fragments, or has some on stores that leave.
     pub is_lacking: bool,
@@ -89,17 +93,6 @@ pub struct Misplaced {
     pub waiting_count: usize,
 }
 
-/// A fragment that a store has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ListedPart {
-    /// The segment.
-    pub segment: SegmentName,
-    /// The generation of its place.
-    pub generation: u64,
-    /// Its index in the scheme.
-    pub index: usize,
-}
-
 /// A segment that the map does not reference, or no longer.
 #[derive(Clone, Debug)]
 pub struct Leftover {
@@ -113,6 +106,17 @@ impl From<&StoredSegment> for Leftover {
     fn from(segment: &StoredSegment) -> Leftover {
         Leftover { name: segment.info.name(), placement: Some(segment.placement.clone()) }
     }
+}
+
+/// A fragment where it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StoredFragment {
+    /// The segment.
+    pub segment: SegmentName,
+    /// Its index among the fragments of the segment.
+    pub index: u8,
+    /// Its store and generation.
+    pub place: FragmentPlace,
 }
 
 /// A store of segments; see the module. Any method may be called from any task at any time.
@@ -156,7 +160,8 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
     /// Makes anew what a segment lacks, from what is left of it and verifies. Nothing is deleted or overwritten.
     ///
     /// # Errors
-    /// Those of a store, if too little of the segment can be had.
+    /// Those of a store, if too little of the segment can be had: `NotFound` if what is left is too little and all stores
+    /// that have some of it answer.
     async fn rebuild(&self, _: &StoredSegment, _: Depth) -> Result<Rebuilt> {
         Ok(Rebuilt::default())
     }
@@ -174,11 +179,52 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
         Ok(Rebuilt::default())
     }
 
-    /// Lists the fragments that one of the stores has, by its number. The listing ends with an error if the store does
-    /// not answer.
-    fn list_parts(&self, _store: u32) -> BoxStream<'static, Result<ListedPart>> {
+    /// Reads the whole segment from its fragments alone, which are verified by their checksums.
+    ///
+    /// # Errors
+    /// Those of a store, if too little of the segment can be had; `NotImplemented` if it is not in fragments.
+    async fn read_fragments(&self, _: &StoredSegment) -> Result<Bytes> {
+        Err(no_fragments())
+    }
+
+    /// Reads the whole object of a segment, which may be in fragments, too.
+    async fn read_object(&self, segment: &StoredSegment) -> Result<Bytes> {
+        self.read_whole(segment).await
+    }
+
+    /// Writes the object of a segment, over other bytes that may be there. Its fragments stay as they are.
+    async fn put_object(&self, info: &SegmentInfo, object: Bytes) -> Result<()> {
+        self.replace(&StoredSegment::from(*info), object).await.map(drop)
+    }
+
+    /// Writes all fragments of a segment anew, of which the object store has the object. `generation` is above that of
+    /// every fragment of the segment that was ever written from other cuts.
+    ///
+    /// # Errors
+    /// Those of a store, if too few of them take a fragment; `NotImplemented` without stores of fragments.
+    async fn put_fragments(
+        &self,
+        _: &SegmentInfo,
+        _object: Bytes,
+        _generation: u64,
+    ) -> Result<Placement> {
+        Err(no_fragments())
+    }
+
+    /// Lists the fragments that one of the stores has, by its number, and ends with an error if that does not answer. Without
+    /// a number, lists those of all stores that answer.
+    fn list_fragments(&self, _store: Option<u32>) -> BoxStream<'static, Result<StoredFragment>> {
         futures::stream::empty().boxed()
     }
+
+    /// Deletes a fragment, which no placement may name. It succeeds if there is none.
+    async fn delete_fragment(&self, _: &StoredFragment) -> Result<()> {
+        Ok(())
+    }
+
+    /// From now on, a segment in fragments may be an object, too, even if its placement does not say so: the commit
+    /// that says so may have been lost.
+    fn expect_objects(&self) {}
 
     /// The segments of which something is stored that no placement may name: it arrived after others had taken its place.
     fn strays(&self) -> Vec<SegmentNumber> {
@@ -208,6 +254,14 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
 
     /// Returns whether anything is stored. The answer is no once `look_count` listings agree.
     async fn has_any(&self, look_count: u32) -> Result<bool>;
+}
+
+/// The error of a store without fragments.
+fn no_fragments() -> Error {
+    Error::NotImplemented {
+        operation: "use the fragments of a segment".to_owned(),
+        implementer: "a store of objects".to_owned(),
+    }
 }
 
 /// Segments as objects of an object store; see [`SegmentName::object_path`]. It is cheap to clone.

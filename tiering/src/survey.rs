@@ -3,11 +3,12 @@
 //! Invariants:
 //! - The count of one segment is a function of its placement and the list of stores: nothing is asked, read or changed.
 //! - A failure domain is lost as a whole. The stores that fail now count as gone, too, where some are taken as gone.
-//! - A segment that is an object depends on no data store.
+//! - A segment that is an object depends on no data store, whether it is in fragments, too, or not.
 //! - Memory is in proportion to the stores: the walk streams over the records.
 
 use crate::pool::{Metadata, Segments};
 use crate::segment::{Fragments, Placement, StoredSegment};
+use crate::segment_store::ANY_LOSS;
 use block::Result;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
@@ -37,13 +38,15 @@ impl AddAssign for Amount {
     }
 }
 
-/// The space that segments take, by tier: objects of the pool's store, and fragments on data stores.
+/// The space that segments take, by tier: objects of the pool's store, fragments on data stores, and both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierSpace {
-    /// Segments that are objects.
+    /// Segments that are only objects.
     pub objects: Amount,
     /// Segments in fragments.
     pub coded: Amount,
+    /// Those of them that are objects of the pool's store, too.
+    pub copied: Amount,
     /// Bytes of their stored fragments of data, without headers and checksums, which add about a hundredth.
     pub data_bytes: u64,
     /// Bytes of their stored fragments of parity, in the same way. Of a segment that is stored whole several times,
@@ -62,6 +65,9 @@ impl TierSpace {
             return self.objects.add(bytes);
         }
         self.coded.add(bytes);
+        if fragments.is_copied {
+            self.copied.add(bytes);
+        }
         for (index, place) in fragments.places.iter().enumerate() {
             if place.store != Fragments::NOWHERE {
                 match index < usize::from(fragments.data) {
@@ -104,8 +110,8 @@ pub struct SurveyedStore {
 /// How segments in fragments would fare with a set of stores.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outlook {
-    /// The segments by the number of further failure domains that may be lost, at worst, without losing them.
-    /// `None`: too few fragments can be had.
+    /// The segments by the number of further failure domains that may be lost, at worst, without losing them;
+    /// [`ANY_LOSS`]: all of them. `None`: too few fragments can be had.
     pub survivals: BTreeMap<Option<u8>, Amount>,
     /// Segments of which a fragment has to be made anew: it is not stored, or not on a store that stays.
     pub lacking: Amount,
@@ -190,7 +196,8 @@ impl Count {
         fragments.stores().all(|number| !self.stores.contains_key(&number))
     }
 
-    /// Counts a segment in fragments. Returns the number of its fragments that can be had, if they are enough.
+    /// Counts a segment in fragments. Returns the number of its fragments that can be had, if they are enough, or if
+    /// it is an object, too.
     fn add(&mut self, fragments: &Fragments, bytes: u64) -> Option<usize> {
         let data = usize::from(fragments.data);
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
@@ -207,14 +214,17 @@ impl Count {
             }
         }
         let found: usize = counts.values().sum();
-        let losses = further_losses(data, counts.values().copied().collect());
+        let losses = match fragments.is_copied {
+            true => Some(ANY_LOSS),
+            false => further_losses(data, counts.values().copied().collect()),
+        };
         self.outlook.survivals.entry(losses).or_default().add(bytes);
         let wanted = fragments.places.len() - staying.len();
         if wanted > 0 {
             self.outlook.lacking.add(bytes);
         }
         losses?;
-        for (domain, count) in counts {
+        for (domain, count) in counts.into_iter().filter(|_| !fragments.is_copied) {
             if found - count < data {
                 self.domains[domain].2.add(bytes);
             }

@@ -26,6 +26,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 
+/// Switches on the seeded bugs of tiers that `SPINDLE_SEEDED_BUGS` names: for tests of packages that bring the stores of
+/// fragments, which are built with a data tier that has no switches.
+pub fn seed_bugs_of_tiers(options: &mut crate::TierOptions) {
+    let names = std::env::var("SPINDLE_SEEDED_BUGS").unwrap_or_default();
+    let bugs = &mut options.seeded_bugs;
+    bugs.dropped_early |= block::seeded_bugs::is_named(&names, "dropped-early");
+    bugs.dropped_uncompared |= block::seeded_bugs::is_named(&names, "dropped-uncompared");
+}
+
 /// The clock of the timers of the current runtime: where it is paused, tokio moves both together.
 /// The time of day is the machine's.
 #[derive(Clone, Copy, Debug, Default)]

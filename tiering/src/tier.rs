@@ -55,6 +55,8 @@ use tokio::runtime::Handle;
 
 /// Maximum number of layers that one step forgets. Chosen by hand: each costs one commit.
 const LAYERS_AT_ONCE: u64 = 64;
+/// Longest wait for the record of the last reads when closing. Chosen by hand: it is a hint.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for the store when closing. Chosen by hand: nothing is lost by giving up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -637,6 +639,10 @@ impl Tier {
     /// `Unavailable` when the store does not answer; nothing is lost then.
     #[async_recursion]
     pub async fn close(&self) -> Result<()> {
+        let saving = self.parts.segments.read_times.save(&self.parts.metadata);
+        if let Ok(Err(error)) = tokio::time::timeout(SAVE_TIMEOUT, saving).await {
+            tracing::debug!(error = %error.chain(), "could not record when segments were last read");
+        }
         self.parts.segments.frames.close().await;
         let what = "the data tier is closed";
         self.parts.metadata.map.set_final(Error::new(ErrorKind::Unavailable, what));

@@ -128,7 +128,8 @@ pub struct OutlookInfo {
 /// Segments that survive the same number of further losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SurvivalCount {
-    /// Number of further failure domains that may be lost, whichever they are; absent: the segments cannot be read.
+    /// Number of further failure domains that may be lost, whichever they are; 255: all of them, because the object store
+    /// has the segments, too; absent: the segments cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub losses: Option<u8>,
     /// Number of segments.

@@ -99,6 +99,9 @@ pub struct DataStoresInfo {
     /// Fragments that another store was asked to take, too, because one was late.
     #[serde(default)]
     pub hedged_write_count: u64,
+    /// Reads of the object of a segment in fragments, too few of which were had.
+    #[serde(default)]
+    pub object_read_count: u64,
     /// Bytes of fragments written since the start.
     pub written_bytes: u64,
     /// Fragments for which no store was left since the start.
@@ -128,6 +131,48 @@ pub struct DataStoresInfo {
     /// The job of `data rebalance`; absent if it has moved nothing since the start, and is not to run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebalance: Option<RebalanceInfo>,
+    /// The job that moves segments between the data stores and the object store; absent if they stay in the data stores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tiers: Option<TiersInfo>,
+}
+
+/// The job that moves segments between the data stores and the object store. The first counts are those of its last walk
+/// through all segments, without those that were done since; the others are since the start of the daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TiersInfo {
+    /// Where segments are to be: `both` or `object-store`.
+    pub tiers: String,
+    /// Seconds without a read after which a segment is cold.
+    pub cold_after_seconds: u64,
+    /// Segments to be copied to the object store.
+    pub to_copy_count: u64,
+    /// Bytes of them.
+    pub to_copy_bytes: u64,
+    /// Segments to be dropped from the data stores.
+    pub to_drop_count: u64,
+    /// Bytes of them.
+    pub to_drop_bytes: u64,
+    /// Segments to be brought back to the data stores.
+    pub to_bring_back_count: u64,
+    /// Bytes of them.
+    pub to_bring_back_bytes: u64,
+    /// Segments copied.
+    pub copied_count: u64,
+    /// Bytes of them.
+    pub copied_bytes: u64,
+    /// Segments dropped.
+    pub dropped_count: u64,
+    /// Bytes of them.
+    pub dropped_bytes: u64,
+    /// Segments brought back.
+    pub brought_back_count: u64,
+    /// Bytes of them.
+    pub brought_back_bytes: u64,
+    /// Objects that were not what their fragments are, and were written anew.
+    pub rewritten_count: u64,
+    /// Reason why the last segment could not be moved, until one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
 }
 
 /// The check after a rebuild: the data stores list their fragments, and a sample of the segments is verified.
@@ -186,10 +231,14 @@ pub struct RedundancyInfo {
     pub lacking_bytes: u64,
 }
 
+/// In place of a number of losses: of all data stores, because the object store has the segments, too.
+pub const ANY_LOSS: u8 = u8::MAX;
+
 /// Segments that survive the same number of further losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SurvivalInfo {
-    /// Number of further data stores that may be lost, whichever they are; absent: the segments cannot be read now.
+    /// Number of further data stores that may be lost, whichever they are; 255: all of them, because the object store has
+    /// the segments, too; absent: the segments cannot be read now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub losses: Option<u8>,
     /// Bytes of the segments.
@@ -209,6 +258,7 @@ pub fn survival_words(parts: impl Iterator<Item = (Option<u8>, u64)>) -> Option<
         match losses {
             None => format!("{subject} CANNOT BE READ until stores are back"),
             Some(0) => format!("{subject} would be LOST with one more store"),
+            Some(ANY_LOSS) => format!("{subject} survives the loss of all data stores"),
             Some(losses) if !is_first => format!("{subject} of any {losses}"),
             Some(1) => format!("{subject} survives the loss of any store"),
             Some(losses) => format!("{subject} survives the loss of any {losses} stores"),
@@ -218,10 +268,10 @@ pub fn survival_words(parts: impl Iterator<Item = (Option<u8>, u64)>) -> Option<
     (!said.is_empty()).then(|| said.join(", "))
 }
 
-/// Space that segments take, by tier: objects of the pool's store, and fragments on data stores.
+/// Space that segments take, by tier: objects of the pool's store, fragments on data stores, and both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierSpaceInfo {
-    /// Segments that are objects.
+    /// Segments that are only objects.
     pub object_count: u64,
     /// Bytes of them.
     pub object_bytes: u64,
@@ -229,6 +279,12 @@ pub struct TierSpaceInfo {
     pub coded_count: u64,
     /// Bytes of them, without parity.
     pub coded_bytes: u64,
+    /// Those of them that are objects, too.
+    #[serde(default)]
+    pub copied_count: u64,
+    /// Bytes of their objects.
+    #[serde(default)]
+    pub copied_bytes: u64,
     /// Bytes of their stored fragments of data, without headers and checksums.
     pub data_bytes: u64,
     /// Bytes of their stored fragments of parity, and of further copies of small segments.
@@ -503,6 +559,7 @@ mod tests {
             (Some(0), "everything would be LOST with one more store"),
             (Some(1), "everything survives the loss of any store"),
             (Some(3), "everything survives the loss of any 3 stores"),
+            (Some(ANY_LOSS), "everything survives the loss of all data stores"),
         ] {
             assert_eq!(said(&[(losses, 5)]).as_deref(), Some(words));
         }
@@ -512,6 +569,13 @@ mod tests {
             Some(
                 "1.00 GiB survives the loss of any 2 stores, 30.0 MiB of any 1, 5.00 MiB would be LOST with one more store, \
                  1.00 MiB CANNOT BE READ until stores are back"
+            )
+        );
+        let all = [(Some(1), 5 << 20), (Some(2), 30 << 20), (Some(ANY_LOSS), 1 << 30)];
+        assert_eq!(
+            said(&all).as_deref(),
+            Some(
+                "1.00 GiB survives the loss of all data stores, 30.0 MiB of any 2, 5.00 MiB of any 1"
             )
         );
     }

@@ -5,10 +5,11 @@ use block::quantities::Span;
 use block::{Error, ErrorKind, Result};
 use erasure::Scheme;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt;
+use tiering::tiers::{TierPolicy, Tiers};
 
 /// Most data stores of a pool. Chosen by hand: each is looked at every few seconds.
 pub const DATA_STORE_COUNT_MAX: usize = 256;
@@ -22,12 +23,30 @@ pub struct DataSettings {
     pub scheme: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stores: Vec<DataStoreSettings>,
+    #[serde(serialize_with = "tiers_name", deserialize_with = "tiers_named")]
+    pub tiers: Tiers,
+    pub cold_after: Span,
     pub lost_after: Span,
+}
+
+fn tiers_name<S: Serializer>(tiers: &Tiers, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(tiers.name())
+}
+
+fn tiers_named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Tiers, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    name.parse().map_err(|unknown| D::Error::custom(format!("data.tiers {name:?}: {unknown}")))
 }
 
 impl Default for DataSettings {
     fn default() -> Self {
-        DataSettings { scheme: None, stores: Vec::new(), lost_after: Span::from_secs(15 * 60) }
+        DataSettings {
+            scheme: None,
+            stores: Vec::new(),
+            tiers: Tiers::DataStores,
+            cold_after: Span::from_secs(7 * 86_400),
+            lost_after: Span::from_secs(15 * 60),
+        }
     }
 }
 
@@ -136,7 +155,19 @@ impl DataSettings {
         Some(scheme.parse().expect("checked when the configuration was made"))
     }
 
+    /// Where the segments are to be.
+    #[must_use]
+    pub fn policy(&self) -> TierPolicy {
+        TierPolicy { tiers: self.tiers, cold_after: self.cold_after.duration() }
+    }
+
     pub(super) fn check(&self) -> Result<()> {
+        if !(Span::from_secs(10)..=Span::from_secs(365 * 86_400)).contains(&self.cold_after) {
+            return Err(invalid(format!(
+                "data.cold_after {}: must be from 10s to 365d",
+                self.cold_after
+            )));
+        }
         if !(Span::from_secs(1)..=Span::from_secs(30 * 86_400)).contains(&self.lost_after) {
             return Err(invalid(format!(
                 "data.lost_after {}: must be from 1s to 30d",
@@ -144,6 +175,9 @@ impl DataSettings {
             )));
         }
         let Some(scheme) = &self.scheme else {
+            if self.tiers.is_moving() {
+                return Err(invalid("data.tiers needs data.scheme, such as \"4+2\""));
+            }
             return match self.stores.is_empty() {
                 true => Ok(()),
                 false => Err(invalid("data.stores needs data.scheme, such as \"4+2\"")),
@@ -160,7 +194,8 @@ impl DataSettings {
             }
         }
         let domains: BTreeSet<&str> = self.stores.iter().map(DataStoreSettings::domain).collect();
-        if domains.len() < scheme.fragments() {
+        // Those that are to be empty get no fragments.
+        if domains.len() < scheme.fragments() && self.tiers != Tiers::ObjectStore {
             return Err(invalid(format!(
                 "data.scheme {scheme} needs stores in {} failure domains, and data.stores has {}: add stores, or use \
                  a scheme with fewer fragments",

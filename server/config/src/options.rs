@@ -131,6 +131,24 @@ pub const OPTIONS: &[OptionDoc] = &[
          may be lost. Changing it affects new segments.",
     ),
     row(
+        "data.tiers",
+        "text",
+        "data-stores, both or object-store",
+        "\"data-stores\"",
+        "",
+        "Where segments are: in the data stores; also copied to the store, and only there once they are cold; or only in \
+         the store. It may change at any start, and a job moves what is elsewhere.",
+    ),
+    row(
+        "data.cold_after",
+        "duration",
+        "10s to 365d",
+        "\"7d\"",
+        "",
+        "With tiers \"both\", a segment that was not read for this long is dropped from the data stores. Time without a \
+         daemon does not count.",
+    ),
+    row(
         "data.lost_after",
         "duration",
         "1s to 30d",

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tiering::segment_store::{ObjectSegments, SegmentStore};
+use tiering::tiers::TierPolicy;
 use uuid::Uuid;
 
 /// Everything that the opening of the data stores depends on.
@@ -149,6 +150,8 @@ pub struct DataStoresStatus {
     pub stores: Vec<DataStoreStatus>,
     /// Fragments are to be moved to where they would be if their segments were written now.
     pub is_rebalancing: bool,
+    /// Where the segments are to be.
+    pub policy: TierPolicy,
     /// Requests for ranges of fragments.
     pub read_count: u64,
     /// Reads whose fragment was not had in time, and was made from others.
@@ -157,6 +160,8 @@ pub struct DataStoresStatus {
     pub hedged_read_count: u64,
     /// Fragments that another store was asked to take, too, because one was late.
     pub hedged_write_count: u64,
+    /// Reads of the object of a segment in fragments, too few of which were had.
+    pub object_read_count: u64,
     /// Bytes of fragments written.
     pub written_bytes: u64,
     /// Fragments for which no store was left.

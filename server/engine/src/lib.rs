@@ -55,5 +55,6 @@ pub mod superseded;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tier_options;
+pub mod tiers;
 pub mod volume;
 pub mod volume_keys;

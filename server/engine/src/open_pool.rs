@@ -23,6 +23,7 @@ use crate::restore::Restored;
 use crate::scrub::Scrub;
 use crate::steps::Steps;
 use crate::superseded::superseded_logs;
+use crate::tiers::TiersState;
 use async_recursion::async_recursion;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use control::keys::KeyRing;
@@ -71,6 +72,8 @@ pub struct OpenPool {
     pub rebuild: Arc<RebuildState>,
     /// The state of the job that moves fragments to where they would be now.
     pub rebalance: Arc<RebalanceState>,
+    /// The state of the job that moves segments between data stores and the object store.
+    pub tiers: Arc<TiersState>,
     /// The pool has everything that it was restored from.
     pub is_complete: watch::Sender<bool>,
     /// The role of the owner among the members of the log, if it has several.

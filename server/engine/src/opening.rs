@@ -325,6 +325,7 @@ impl Taken {
             data_stores,
             rebuild: Arc::default(),
             rebalance: Arc::default(),
+            tiers: Arc::default(),
             role,
             steps,
         }

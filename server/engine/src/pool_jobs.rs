@@ -7,6 +7,7 @@ use crate::conditions;
 use crate::open_pool::OpenPool;
 use crate::rebalance::{self, FUTILE_MAX, Pass};
 use crate::rebuild::{self, LOOK_PAUSE, WALK_PAUSE, WALK_PAUSE_MAX};
+use crate::tiers;
 use async_recursion::async_recursion;
 use block::ErrorKind;
 use std::sync::Arc;
@@ -188,6 +189,70 @@ pub async fn run_rebalance(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>)
             Ok(Err(error)) => {
                 pause = REBALANCE_PAUSE;
                 tracing::debug!(error = %error.chain(), "a walk for misplaced fragments was cut short");
+            }
+            // The supervisor of this job handles it.
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => return,
+        }
+    }
+}
+
+/// Moves segments between data stores and the object store, and records when they were last read, until `stop`.
+#[async_recursion]
+pub async fn run_tiers(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    let Some(stores) = open.data_stores.clone() else { return };
+    let policy = stores.status().policy;
+    if !policy.tiers.is_moving() {
+        return;
+    }
+    let mut pause = LOOK_PAUSE;
+    // An owner of before, or a store that comes back, may have left fragments that nothing names.
+    let (mut is_sweep_due, mut failing) = (true, tiers::failing(&*stores));
+    loop {
+        let walked = open.config.clock.now();
+        while open.config.clock.since(walked) < pause {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_PAUSE) => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+        }
+        let (pool, state, rebuild) = (open.pool.clone(), open.tiers.clone(), open.rebuild.clone());
+        let (of_pass, clock) = (Arc::clone(&stores), open.config.clock.clone());
+        let lane = pool.tier().background().clone();
+        let mut stopped = stop.clone();
+        let failing_now = tiers::failing(&*stores);
+        is_sweep_due |= failing.difference(&failing_now).next().is_some();
+        failing = failing_now;
+        if std::mem::take(&mut is_sweep_due) {
+            let (pool, mut stopped) = (pool.clone(), stop.clone());
+            let sweep = lane.spawn(async move {
+                tokio::select! {
+                    done = pool.tier().sweep_unnamed() => done,
+                    _ = stopped.wait_for(|stop| *stop) => Ok(0),
+                }
+            });
+            if let Ok(Err(error)) = sweep.await {
+                is_sweep_due = true;
+                tracing::debug!(error = %error.chain(), "could not look for fragments that nothing names");
+            }
+        }
+        let pass = lane.spawn(async move {
+            if let Err(error) = pool.tier().save_read_times().await {
+                tracing::debug!(error = %error.chain(), "could not record when segments were last read");
+            }
+            tokio::select! {
+                done = tiers::pass(&pool, &state, &rebuild, &*of_pass, &*clock) => done,
+                _ = stopped.wait_for(|stop| *stop) => Ok(tiers::Pass::Idle),
+            }
+        });
+        match pass.await {
+            Ok(Ok(pass)) => pause = tiers::pause_after(pass, pause, policy.cold_after),
+            Ok(Err(error)) => {
+                pause = tiers::pause_after(tiers::Pass::Failed, pause, policy.cold_after);
+                tracing::debug!(error = %error.chain(), "a walk for segments to move was cut short");
+                if error.kind() == ErrorKind::Fenced {
+                    return;
+                }
             }
             // The supervisor of this job handles it.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),

@@ -111,6 +111,8 @@ pub(crate) async fn open_data_stores(
     let opened = config.data_stores.open(asked).await?;
     options.segments = opened.as_ref().map(|stores| stores.segments());
     options.map.in_fragments = opened.is_some();
+    options.map.in_tiers =
+        opened.as_ref().is_some_and(|stores| stores.status().policy.tiers.is_moving());
     Ok(opened)
 }
 

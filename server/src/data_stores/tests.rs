@@ -2,6 +2,7 @@
 
 mod doctor;
 mod rebuild;
+mod tiers;
 
 use super::*;
 use crate::serve::open_offline;
@@ -21,6 +22,7 @@ use uuid::Uuid;
 struct Place {
     dir: tempfile::TempDir,
     scheme: &'static str,
+    tiers: &'static str,
     stores: Vec<PathBuf>,
 }
 
@@ -31,7 +33,7 @@ impl Place {
         let stores = (0..store_count).map(|number| dir.path().join(format!("nvme{number}")));
         let stores: Vec<PathBuf> = stores.collect();
         stores.iter().for_each(|store| std::fs::create_dir(store).unwrap());
-        Place { dir, scheme, stores }
+        Place { dir, scheme, tiers: "data-stores", stores }
     }
 
     fn config(&self, pool: &str) -> Config {
@@ -49,6 +51,7 @@ impl Place {
             text("cache.size", "0".to_owned()),
             text("memory_cache.size", "0".to_owned()),
             text("destage.max_age", "1h".to_owned()),
+            text("data.tiers", self.tiers.to_owned()),
             text("data.scheme", self.scheme.to_owned()),
             set("data.stores", toml::Value::Array(stores)),
         ];

@@ -7,7 +7,7 @@ use crate::roles::members_of;
 use api::status::{
     AtRisk, CacheInfo, ConditionCount, ConditionInfo, DataStoreInfo, DataStoresInfo, DestageInfo,
     LogInfo, NbdInfo, RebalanceInfo, RebuildCheckInfo, RedundancyInfo, SpaceInfo, StalledInfo,
-    StatusInfo, SurvivalInfo, TierInfo, TierSpaceInfo,
+    StatusInfo, SurvivalInfo, TierInfo, TierSpaceInfo, TiersInfo,
 };
 use block::{ConditionKind, Conditions};
 use engine::data_stores::{DataStoreStatus, DataStoresStatus};
@@ -15,10 +15,12 @@ use engine::open_pool::OpenPool;
 use engine::rebalance::RebalanceStatus;
 use engine::rebuild::{CheckStatus, RebuildStatus};
 use engine::state::StalledVolume;
+use engine::tiers::TiersStatus;
 use std::collections::BTreeMap;
 use tiering::cache::CacheStatus;
 use tiering::rebuild::Redundancy;
 use tiering::survey::TierSpace;
+use tiering::tiers::TierPolicy;
 use tiering::{ReclaimStatus, TierStatus};
 
 impl AdminPool {
@@ -115,10 +117,33 @@ impl AdminPool {
 pub(super) fn open_data_stores_info(open: &OpenPool) -> Option<DataStoresInfo> {
     let status = open.data_stores.as_ref()?.status();
     let (is_running, rebalance) = (status.is_rebalancing, open.rebalance.status());
+    let policy = status.policy;
     let mut info = data_stores_info(status, open.rebuild.status());
     info.rebalance =
         (is_running || rebalance.fragment_count > 0).then(|| rebalance_info(rebalance, is_running));
+    info.tiers = policy.tiers.is_moving().then(|| tiers_info(policy, open.tiers.status()));
     Some(info)
+}
+
+fn tiers_info(policy: TierPolicy, status: TiersStatus) -> TiersInfo {
+    TiersInfo {
+        tiers: policy.tiers.to_string(),
+        cold_after_seconds: policy.cold_after.as_secs(),
+        to_copy_count: status.to_copy.segment_count,
+        to_copy_bytes: status.to_copy.bytes,
+        to_drop_count: status.to_drop.segment_count,
+        to_drop_bytes: status.to_drop.bytes,
+        to_bring_back_count: status.to_bring_back.segment_count,
+        to_bring_back_bytes: status.to_bring_back.bytes,
+        copied_count: status.copied.segment_count,
+        copied_bytes: status.copied.bytes,
+        dropped_count: status.dropped.segment_count,
+        dropped_bytes: status.dropped.bytes,
+        brought_back_count: status.brought_back.segment_count,
+        brought_back_bytes: status.brought_back.bytes,
+        rewritten_count: status.rewritten_count,
+        failure: status.failure,
+    }
 }
 
 fn rebalance_info(status: RebalanceStatus, is_running: bool) -> RebalanceInfo {
@@ -157,6 +182,8 @@ pub(super) fn data_stores_info(status: DataStoresStatus, rebuild: RebuildStatus)
         degraded_read_count: status.degraded_read_count,
         hedged_read_count: status.hedged_read_count,
         hedged_write_count: status.hedged_write_count,
+        object_read_count: status.object_read_count,
+        tiers: None,
         written_bytes: status.written_bytes,
         missing_write_count: status.missing_write_count,
         space: rebuild.redundancy.as_ref().map(|found| tier_space_info(&found.space)),
@@ -202,6 +229,8 @@ pub(super) fn tier_space_info(space: &TierSpace) -> TierSpaceInfo {
         object_bytes: space.objects.bytes,
         coded_count: space.coded.segment_count,
         coded_bytes: space.coded.bytes,
+        copied_count: space.copied.segment_count,
+        copied_bytes: space.copied.bytes,
         data_bytes: space.data_bytes,
         parity_bytes: space.parity_bytes,
     }

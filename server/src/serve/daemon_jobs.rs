@@ -9,7 +9,8 @@ use block::{Error, ErrorKind, Job};
 use engine::jobs::{Jobs, Need};
 use engine::open_pool::OpenPool;
 use engine::pool_jobs::{
-    hydrate, run_rebalance, run_rebuild, run_schedules, watch_data_stores, watch_ownership,
+    hydrate, run_rebalance, run_rebuild, run_schedules, run_tiers, watch_data_stores,
+    watch_ownership,
 };
 use nbd::{Listener, Server};
 use std::sync::Arc;
@@ -31,6 +32,7 @@ pub(super) fn start_jobs(
     let stores = Job::new("data stores", "data stores that fail are noticed late");
     let anew = Job::new("rebuild", "fragments of lost data stores are not made anew");
     let balance = Job::new("rebalance", "data stores that were added later do not get their share");
+    let tiers = Job::new("tiers", "segments stay in the tier where they are");
     let look = Job::new("lookout", "some conditions that last are noticed late, or not at all");
     let reload = Job::new("certificates", "TLS certificates are not read again at SIGHUP");
     let stopped = || stop.subscribe();
@@ -41,6 +43,7 @@ pub(super) fn start_jobs(
         jobs.spawn(Need::Useful, stores, watch_data_stores(open.clone(), stopped())),
         jobs.spawn(Need::Useful, anew, run_rebuild(open.clone(), stopped())),
         jobs.spawn(Need::Useful, balance, run_rebalance(open.clone(), stopped())),
+        jobs.spawn(Need::Useful, tiers, run_tiers(open.clone(), stopped())),
         jobs.spawn(Need::Useful, fetch, hydrate(open.clone(), stopped())),
         jobs.spawn(Need::Useful, look, looking::run(open.clone(), attachments.clone(), stopped())),
         jobs.spawn(Need::Useful, reload, reload_certificates(server, hangups, stopped())),

@@ -7,6 +7,7 @@
 //! - A range of a lost fragment is decoded from the same range of others. If too few are left, the read
 //!   fails with the error of a store.
 //! - A segment whose stores are all those of another pool is an object: the pool was restored from a copy.
+//! - A segment that is an object, too, is read from there if too few of its fragments can be had.
 
 mod health;
 mod image;
@@ -16,6 +17,7 @@ mod rebalancing;
 mod rebuilding;
 mod slow;
 mod strays;
+mod tiers;
 mod writing;
 
 use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment};
@@ -38,7 +40,7 @@ use reading::Coded;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use strays::Strays;
 use tiering::listing::OBJECT_COUNT_MAX;
@@ -47,8 +49,8 @@ use tiering::segment::{
     StoredSegment,
 };
 use tiering::segment_store::{
-    Depth, Leftover, Listed, ListedPart, Misplaced, ObjectSegments, Rebuilt, RedundancyOf,
-    SegmentStore,
+    Depth, Leftover, Listed, Misplaced, ObjectSegments, Rebuilt, RedundancyOf, SegmentStore,
+    StoredFragment,
 };
 
 /// Loss patterns whose tables are kept. Chosen by hand: those of one lost store, with any place in the
@@ -77,8 +79,10 @@ pub struct CodedOptions {
     pub scheme: Scheme,
     /// The stores, with those that get no new fragments.
     pub stores: Vec<NamedStore>,
-    /// Segments that are not in fragments.
+    /// Segments that are not in fragments, and those that are objects, too.
     pub objects: ObjectSegments,
+    /// New segments are objects, and segments that are objects, too, are to be only that: the stores are to be empty.
+    pub is_emptying: bool,
     /// Time for pauses and latencies. Timers are tokio's.
     pub clock: Arc<dyn Clock>,
     /// Registry for stores that are away.
@@ -125,6 +129,8 @@ pub struct CodedCounts {
     pub degraded_reads: u64,
     /// Reads that were tried another way because the answer was late.
     pub hedged_reads: u64,
+    /// Reads of the object of a segment in fragments, too few of which were had.
+    pub object_reads: u64,
     /// Fragments written.
     pub writes: u64,
     /// Bytes of them.
@@ -140,6 +146,7 @@ struct Counters {
     reads: AtomicU64,
     degraded_reads: AtomicU64,
     hedged_reads: AtomicU64,
+    object_reads: AtomicU64,
     writes: AtomicU64,
     written_bytes: AtomicU64,
     missing_writes: AtomicU64,
@@ -158,8 +165,11 @@ pub struct CodedSegments {
     stores: RwLock<Arc<Members>>,
     clock: Arc<dyn Clock>,
     lost_after: Duration,
-    /// Segments that are objects: written before the pool had stores of fragments, or read from a copy.
+    /// Segments that are objects: written before the pool had stores of fragments, read from a copy, or in this tier.
     objects: ObjectSegments,
+    is_emptying: bool,
+    /// A segment in fragments may be an object, too, whatever its placement says.
+    may_be_both: AtomicBool,
     conditions: Conditions,
     debt_after: Duration,
     patterns: Mutex<HashMap<PatternKey, Arc<Pattern>>>,
@@ -172,7 +182,7 @@ impl CodedSegments {
     #[must_use]
     pub fn new(options: CodedOptions) -> CodedSegments {
         let CodedOptions { pool, scheme, stores, objects, clock, .. } = options;
-        let CodedOptions { conditions, debt_after, lost_after, .. } = options;
+        let CodedOptions { conditions, debt_after, lost_after, is_emptying, .. } = options;
         let member = |named: NamedStore| {
             (named.info.id, Arc::new(Member::new(named, Arc::clone(&clock), lost_after)))
         };
@@ -184,6 +194,8 @@ impl CodedSegments {
             clock,
             lost_after,
             objects,
+            is_emptying,
+            may_be_both: AtomicBool::new(false),
             conditions,
             debt_after,
             patterns: Mutex::default(),
@@ -287,6 +299,7 @@ impl CodedSegments {
             reads: load(&self.counters.reads),
             degraded_reads: load(&self.counters.degraded_reads),
             hedged_reads: load(&self.counters.hedged_reads),
+            object_reads: load(&self.counters.object_reads),
             writes: load(&self.counters.writes),
             written_bytes: load(&self.counters.written_bytes),
             missing_writes: load(&self.counters.missing_writes),
@@ -361,7 +374,7 @@ impl CodedSegments {
     }
 
     /// Writes the fragments of a segment, all of this generation. A store that fails is replaced by the next one.
-    async fn write(&self, info: &SegmentInfo, object: Bytes, generation: u64) -> Result<Placement> {
+    async fn write(&self, info: &SegmentInfo, object: Bytes, generation: u64) -> Result<Fragments> {
         let (owner, scheme) = (self.owner(&info.name()), self.scheme);
         let id = info.id;
         let coding = tokio::task::spawn_blocking(move || {
@@ -386,7 +399,7 @@ impl CodedSegments {
             return Err(failure.unwrap_or_else(|| too_few(image.scheme, count - missing)));
         }
         self.counters.missing_writes.fetch_add(missing as u64, Ordering::Relaxed);
-        Ok(Placement::Fragments(Arc::new(image.placement(stores))))
+        Ok(image.placement(stores))
     }
 
     /// Deletes these fragments. Tries all of them, whichever fail. Those on stores that are away are left to the
@@ -432,6 +445,14 @@ fn unknown_store(id: u32) -> Error {
     Error::Generic { store: "fragments", source }
 }
 
+/// The error for a segment that has no fragments.
+fn not_coded() -> Error {
+    Error::NotImplemented {
+        operation: "read the fragments of a segment that is an object".to_owned(),
+        implementer: "the data stores".to_owned(),
+    }
+}
+
 fn too_few(scheme: Scheme, count: usize) -> Error {
     let source = format!(
         "a segment of {scheme} needs data stores in {} failure domains, and {count} take fragments now",
@@ -451,40 +472,100 @@ fn names(name: &SegmentName, fragments: &Fragments) -> Vec<(u32, FragmentName)> 
 #[async_trait::async_trait]
 impl SegmentStore for CodedSegments {
     async fn put(&self, segment: &SealedSegment) -> Result<Placement> {
-        self.write(&segment.info, segment.bytes.clone(), 1).await
+        match self.is_emptying {
+            true => self.objects.put(segment).await,
+            false => {
+                let written = self.write(&segment.info, segment.bytes.clone(), 1).await;
+                written.map(|fragments| Placement::Fragments(Arc::new(fragments)))
+            }
+        }
     }
 
     async fn restore(&self, info: &SegmentInfo, object: Bytes) -> Result<Placement> {
-        self.write(info, object, 1).await
+        match self.is_emptying {
+            true => self.objects.restore(info, object).await,
+            false => {
+                let written = self.write(info, object, 1).await;
+                written.map(|fragments| Placement::Fragments(Arc::new(fragments)))
+            }
+        }
     }
 
     async fn replace(&self, segment: &StoredSegment, object: Bytes) -> Result<Placement> {
-        match self.coded(segment)? {
-            None => self.objects.replace(segment, object).await,
-            // Beside what is left of it, on stores that take fragments now.
-            Some(coded) => self.write(&segment.info, object, coded.next_generation()).await,
+        let Some(coded) = self.coded(segment)? else {
+            return self.objects.replace(segment, object).await;
+        };
+        let is_copied = coded.fragments.is_copied;
+        if is_copied {
+            self.put_object(&segment.info, object.clone()).await?;
         }
+        // Beside what is left of it, on stores that take fragments now.
+        let written = self.write(&segment.info, object, coded.next_generation()).await?;
+        Ok(Placement::Fragments(Arc::new(Fragments { is_copied, ..written })))
     }
 
     async fn read(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes> {
         match self.coded(segment)? {
             None => self.objects.read(segment, range).await,
-            Some(coded) => self.read_range(&coded, range, false).await,
+            Some(coded) => self.read_either(segment, &coded, range, false).await,
         }
     }
 
     async fn read_again(&self, segment: &StoredSegment, range: Range<u64>) -> Result<Bytes> {
         match self.coded(segment)? {
             None => self.objects.read_again(segment, range).await,
-            Some(coded) => self.read_range(&coded, range, true).await,
+            Some(coded) => self.read_either(segment, &coded, range, true).await,
         }
     }
 
     async fn read_whole(&self, segment: &StoredSegment) -> Result<Bytes> {
         match self.coded(segment)? {
             None => self.objects.read_whole(segment).await,
-            Some(coded) => self.read_image(&coded).await,
+            Some(coded) => {
+                let whole = 0..u64::from(coded.cuts.image_bytes());
+                self.read_either(segment, &coded, whole, false).await
+            }
         }
+    }
+
+    async fn read_fragments(&self, segment: &StoredSegment) -> Result<Bytes> {
+        match self.coded(segment)? {
+            None => Err(not_coded()),
+            Some(coded) => {
+                self.read_range(&coded, 0..u64::from(coded.cuts.image_bytes()), true).await
+            }
+        }
+    }
+
+    async fn read_object(&self, segment: &StoredSegment) -> Result<Bytes> {
+        self.objects.read_whole(segment).await
+    }
+
+    async fn put_object(&self, info: &SegmentInfo, object: Bytes) -> Result<()> {
+        self.put_as_object(info, object).await
+    }
+
+    async fn put_fragments(
+        &self,
+        info: &SegmentInfo,
+        object: Bytes,
+        generation: u64,
+    ) -> Result<Placement> {
+        self.put_beside_object(info, object, generation).await
+    }
+
+    fn list_fragments(&self, store: Option<u32>) -> BoxStream<'static, Result<StoredFragment>> {
+        self.list_stored(store)
+    }
+
+    async fn delete_fragment(&self, fragment: &StoredFragment) -> Result<()> {
+        let StoredFragment { segment, index, place } = *fragment;
+        let name = FragmentName { segment, generation: place.generation, index };
+        self.delete_all(vec![(place.store, name)]).await
+    }
+
+    fn expect_objects(&self) {
+        self.may_be_both.store(true, Ordering::Relaxed);
     }
 
     fn redundancy(&self, segment: &StoredSegment) -> Option<RedundancyOf> {
@@ -498,21 +579,22 @@ impl SegmentStore for CodedSegments {
     async fn rebuild(&self, segment: &StoredSegment, depth: Depth) -> Result<Rebuilt> {
         match self.coded(segment)? {
             None => Ok(Rebuilt::default()),
+            Some(coded) if self.is_leaving_tier(&coded.fragments) => Ok(Rebuilt::default()),
             Some(coded) => self.rebuild_coded(&coded, depth).await,
         }
     }
 
     fn misplaced(&self, segment: &StoredSegment) -> Misplaced {
         match self.coded(segment) {
-            Ok(Some(coded)) => self.misplaced_of(&coded),
-            Ok(None) | Err(_) => Misplaced::default(),
+            Ok(Some(coded)) if !self.is_emptying => self.misplaced_of(&coded),
+            Ok(_) | Err(_) => Misplaced::default(),
         }
     }
 
     async fn rebalance(&self, segment: &StoredSegment) -> Result<Rebuilt> {
         match self.coded(segment)? {
-            None => Ok(Rebuilt::default()),
-            Some(coded) => self.rebalance_coded(&coded).await,
+            Some(coded) if !self.is_emptying => self.rebalance_coded(&coded).await,
+            Some(_) | None => Ok(Rebuilt::default()),
         }
     }
 
@@ -533,23 +615,13 @@ impl SegmentStore for CodedSegments {
         };
         match self.coded_at(name, placement)? {
             None => self.objects.size(name, Some(placement)).await,
-            Some(coded) => self.size_of(&coded).await,
-        }
-    }
-
-    fn list_parts(&self, store: u32) -> BoxStream<'static, Result<ListedPart>> {
-        let Some(member) = self.member(store) else {
-            return futures::stream::iter([Err(unknown_store(store))]).boxed();
-        };
-        let parts = member.list(None, OBJECT_COUNT_MAX).try_filter_map(async |listed| {
-            Ok(match listed {
-                ListedFragment::Fragment(FragmentName { segment, generation, index }, _) => {
-                    Some(ListedPart { segment, generation, index: usize::from(index) })
+            Some(coded) => match self.size_of(&coded).await {
+                Err(_) if coded.fragments.is_copied => {
+                    self.objects.size(name, Some(placement)).await
                 }
-                ListedFragment::Foreign => None,
-            })
-        });
-        parts.boxed()
+                size => size,
+            },
+        }
     }
 
     fn strays(&self) -> Vec<SegmentNumber> {
@@ -569,8 +641,14 @@ impl SegmentStore for CodedSegments {
         let deleted = match &segment.placement {
             Some(placement) if self.is_foreign(placement) => self.objects.delete(segment).await,
             Some(Placement::Fragments(fragments)) => {
-                self.delete_all(names(&segment.name, fragments)).await
+                let deleted = self.delete_all(names(&segment.name, fragments)).await;
+                match fragments.is_copied || self.may_be_both.load(Ordering::Relaxed) {
+                    // Both, whichever fails.
+                    true => self.objects.delete(segment).await.and(deleted),
+                    false => deleted,
+                }
             }
+            // What it had in data stores has moved, and is deleted as such.
             Some(Placement::Object) => self.objects.delete(segment).await,
             None => {
                 let found = self.find(&segment.name).await;

@@ -5,6 +5,8 @@ block::seeded_bugs! {
     debt_at_once: "debt-at-once",
     /// Two fragments of a segment may be in one failure domain.
     domain_shared: "domain-shared",
+    /// A placement is returned before the fragments are durable that bring a segment back.
+    fragments_unawaited: "fragments-unawaited",
     /// A fragment is taken for the wanted one whatever its header says.
     header_unchecked: "header-unchecked",
     /// A write waits for a store however late it is.

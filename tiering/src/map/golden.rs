@@ -10,6 +10,7 @@ use super::keys::{self, Header, Opener};
 use super::layers::{Base, LayerId, LayerRecord};
 use super::pages::{self, Operand, OperandKind, Run};
 use super::ranges::Range;
+use super::read_times;
 use super::records::{self, Root, SegmentRecord};
 use super::snapshots::{self, Prune};
 use crate::dedup::Found;
@@ -394,6 +395,15 @@ fn golden_metadata_of_fragments() {
         object_bytes: 1_000_000,
         frame_count: 99,
     };
+    check_coded(&mut golden, info, false);
+    let header = Header::with_salt(Algorithm::Aes256Gcm, *b"salt of metadata").with_fragments();
+    let found = Header::decode(&golden.take("header", header.bytes(), HEADER)).unwrap();
+    assert!(found.has_fragments() && !found.has_dedup());
+    golden.end();
+}
+
+/// Compares the record of a segment in fragments.
+fn check_coded(golden: &mut Golden, info: SegmentInfo, is_copied: bool) {
     let fragments = Fragments {
         data: 2,
         parity: 1,
@@ -404,6 +414,7 @@ fn golden_metadata_of_fragments() {
             FragmentPlace { store: Fragments::NOWHERE, generation: 1 },
             FragmentPlace { store: 7, generation: 6 },
         ],
+        is_copied,
     };
     let fields: Fields = &[
         ("version", 1),
@@ -432,9 +443,41 @@ fn golden_metadata_of_fragments() {
     let read = SegmentRecord::decode(8, &bytes).unwrap();
     let Placement::Fragments(found) = &read.placement else { panic!("{read:?}") };
     assert_eq!((read.info, &**found), (info, &fragments));
-    let header = Header::with_salt(Algorithm::Aes256Gcm, *b"salt of metadata").with_fragments();
+}
+
+#[test]
+fn golden_metadata_of_tiers() {
+    let text = include_str!("../../testdata/map-v1-tiers.hex");
+    let mut golden = Golden::new("tiers", text);
+    let info = SegmentInfo {
+        number: SegmentNumber(8),
+        epoch: Epoch(2),
+        id: *b"0123456789abcdef",
+        algorithm: Algorithm::Aes256Gcm,
+        key: KeyId::POOL,
+        object_bytes: 1_000_000,
+        frame_count: 99,
+    };
+    check_coded(&mut golden, info, true);
+    let fields: Fields = &[("family", 1), ("group", 8)];
+    let key = keys::read_times_key(0x0102_0304_0506_0708);
+    let key = golden.take("read times key", &key, fields);
+    assert_eq!(keys::number_of(&key), Some(0x0102_0304_0506_0708));
+    let mut times = [0; read_times::GROUP_SEGMENTS];
+    (times[0], times[255]) = (0x0102_0304, 5);
+    let fields: Fields =
+        &[("version", 1), ("place", 1), ("seconds", 4), ("place", 1), ("seconds", 4)];
+    let bytes = golden.take("read times", &read_times::encode_times(&times), fields);
+    assert_eq!(read_times::decode_times(&bytes), Some(times));
+    golden.take("open time key", keys::OPEN_TIME_KEY, &[("family", 1)]);
+    let seconds = 0x0102_0304_0506_0708;
+    let fields: Fields = &[("version", 1), ("seconds", 8)];
+    let bytes = golden.take("open time", &read_times::encode_open_time(seconds), fields);
+    assert_eq!(read_times::decode_open_time(&bytes), Some(seconds));
+    let header = Header::with_salt(Algorithm::Aes256Gcm, *b"salt of metadata");
+    let header = header.with_fragments().with_tiers();
     let found = Header::decode(&golden.take("header", header.bytes(), HEADER)).unwrap();
-    assert!(found.has_fragments() && !found.has_dedup());
+    assert!(found.has_tiers() && found.has_fragments() && !found.has_dedup());
     golden.end();
 }
 

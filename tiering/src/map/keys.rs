@@ -42,8 +42,15 @@ const FEATURE_VOLUME_KEYS: u32 = 4;
 const FEATURE_DEDUP: u32 = 8;
 /// Incompatible feature: there are or were segments in fragments.
 const FEATURE_FRAGMENTS: u32 = 16;
-const FEATURES_KNOWN: u32 =
-    FEATURE_SNAPSHOTS | FEATURE_BASES | FEATURE_VOLUME_KEYS | FEATURE_DEDUP | FEATURE_FRAGMENTS;
+/// Incompatible feature: segments move or moved between data stores and the object store, so one in fragments may be
+/// an object, too.
+const FEATURE_TIERS: u32 = 32;
+const FEATURES_KNOWN: u32 = FEATURE_SNAPSHOTS
+    | FEATURE_BASES
+    | FEATURE_VOLUME_KEYS
+    | FEATURE_DEDUP
+    | FEATURE_FRAGMENTS
+    | FEATURE_TIERS;
 const AT_SALT: usize = 20;
 const _: () = assert!(AT_SALT + SALT_BYTES == HEADER_BYTES);
 
@@ -51,6 +58,9 @@ const _: () = assert!(AT_SALT + SALT_BYTES == HEADER_BYTES);
 pub const HEADER_KEY: &[u8] = b"h";
 /// Key of the root record.
 pub const ROOT_KEY: &[u8] = b"r";
+
+/// Key of the time that the pool was open; the last reads of segments are counted in it.
+pub const OPEN_TIME_KEY: &[u8] = b"o";
 
 /// First byte of each family of keys. The rest of a key is big-endian, so that scans run in order.
 pub mod family {
@@ -78,6 +88,8 @@ pub mod family {
     pub const PAGE: u8 = b'p';
     /// Segment records.
     pub const SEGMENT: u8 = b's';
+    /// Times of the last reads of groups of segments.
+    pub const READ_TIMES: u8 = b't';
     /// Volume records.
     pub const VOLUME: u8 = b'v';
     /// Range records.
@@ -100,6 +112,12 @@ pub fn segment_key(segment: u64) -> [u8; 9] {
 #[must_use]
 pub fn live_key(segment: u64) -> [u8; 9] {
     numbered(family::LIVE, segment)
+}
+
+/// Key of the times of the last reads of a group of segments.
+#[must_use]
+pub fn read_times_key(group: u64) -> [u8; 9] {
+    numbered(family::READ_TIMES, group)
 }
 
 fn numbered(family: u8, number: u64) -> [u8; 9] {
@@ -200,7 +218,7 @@ pub fn prune_key(layer: LayerId) -> [u8; 9] {
     numbered(family::PRUNE, layer.0)
 }
 
-/// The number in a layer, segment or live key.
+/// The number in the key of a layer, a segment, its live blocks, or a group of segments.
 #[must_use]
 pub fn number_of(key: &[u8]) -> Option<u64> {
     if key.len() == 9 { array_at(key, 1).map(u64::from_be_bytes) } else { None }
@@ -297,10 +315,12 @@ pub fn name_of(key: &[u8]) -> String {
     let kind = match key.first() {
         Some(b'h') => "metadata header",
         Some(b'r') => "metadata root",
+        Some(b'o') => "time that the pool was open",
         Some(&family::LAYER) => "layer",
         Some(&family::PRUNE) => "removed snapshots of layer",
         Some(&family::SEGMENT) => "record of segment",
         Some(&family::LIVE) => "live blocks of segment",
+        Some(&family::READ_TIMES) => "last reads of group of segments",
         Some(&family::FINGERPRINTS) => "fingerprints of segment",
         _ => "metadata key",
     };
@@ -420,6 +440,18 @@ impl Header {
     #[must_use]
     pub fn has_fragments(&self) -> bool {
         self.features() & FEATURE_FRAGMENTS != 0
+    }
+
+    /// The header of metadata whose segments move between data stores and the object store.
+    #[must_use]
+    pub fn with_tiers(&self) -> Header {
+        self.with_feature(FEATURE_TIERS)
+    }
+
+    /// Whether segments move or moved between data stores and the object store.
+    #[must_use]
+    pub fn has_tiers(&self) -> bool {
+        self.features() & FEATURE_TIERS != 0
     }
 
     /// Whether there are or were layers made from others.
@@ -696,7 +728,7 @@ mod tests {
         altered.bytes[8] = 1; // a compatible feature bit
         assert!(Opener::new(altered, &pool_key).open_one(ROOT_KEY, &value).is_err());
         let mut later = header.bytes;
-        later[AT_INCOMPATIBLE] = 32;
+        later[AT_INCOMPATIBLE] = 64;
         assert_eq!(Header::decode(&later).unwrap_err().kind(), ErrorKind::Unsupported);
         assert_eq!(Header::decode(&later[1..]).unwrap_err().kind(), ErrorKind::Corrupt);
     }

@@ -57,14 +57,17 @@ impl Map {
         };
         check_epoch(&root, epoch)?;
         header.check_writable()?;
-        let header = match options.in_fragments && !header.has_fragments() {
-            true => {
-                let header = header.with_fragments();
-                batch.put(HEADER_KEY, header.bytes());
-                header
-            }
-            false => header,
-        };
+        let mut wanted = header;
+        if options.in_fragments {
+            wanted = wanted.with_fragments();
+        }
+        if options.in_tiers {
+            wanted = wanted.with_tiers();
+        }
+        if wanted != header {
+            batch.put(HEADER_KEY, wanted.bytes());
+        }
+        let header = wanted;
         let opener = Opener::new(header, pool_key);
         let loaded = Loaded::load(&db, &opener).await?;
         let root = commit_root(&db, &opener, Root { epoch, ..root }, batch).await?;
@@ -404,15 +407,21 @@ mod tests {
         let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let db = Database::open(store, &DatabaseOptions::default(), None).await.unwrap();
         let db = Arc::new(db);
-        for (epoch, in_fragments, expected) in
-            [(1, false, false), (2, true, true), (3, false, true)]
-        {
-            let options = MapOptions { in_fragments, ..MapOptions::default() };
+        for (epoch, asked, expected) in [
+            (1, (false, false), (false, false)),
+            (2, (true, false), (true, false)),
+            (3, (false, false), (true, false)),
+            (4, (true, true), (true, true)),
+            (5, (true, false), (true, true)),
+        ] {
+            let (in_fragments, in_tiers) = asked;
+            let options = MapOptions { in_fragments, in_tiers, ..MapOptions::default() };
             let algorithm = Algorithm::default();
             let opened = Map::open(db.clone(), &key, algorithm, Epoch(epoch), options).await;
             drop(opened.unwrap());
             let (header, _) = Map::find_root(&db, &key).await.unwrap().unwrap();
-            assert_eq!(header.has_fragments(), expected, "epoch {epoch}");
+            let found = (header.has_fragments(), header.has_tiers());
+            assert_eq!(found, expected, "epoch {epoch}");
         }
         db.close().await.unwrap();
     }

@@ -21,6 +21,11 @@ impl Map {
         self.opener.header().has_fragments()
     }
 
+    /// Whether segments move or moved between data stores and the object store.
+    pub(crate) fn has_tiers(&self) -> bool {
+        self.opener.header().has_tiers()
+    }
+
     /// Changes the placements of segments durably, in one batch. Returns for each one whether it was changed:
     /// false if its record is gone or has another placement by now.
     ///
@@ -42,6 +47,10 @@ impl Map {
             });
             outcome.push(current.is_some());
             if let Some(current) = current {
+                assert!(
+                    !placement.is_copied() || self.has_tiers(),
+                    "earlier versions must not open the metadata before it has such a record"
+                );
                 let record = SegmentRecord { placement: placement.clone(), ..current };
                 draft.put(&keys::segment_key(number), &record.encode());
                 changed.push(number);

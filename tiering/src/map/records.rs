@@ -27,6 +27,8 @@ const KEYED_SEGMENT_VERSION: u8 = 2;
 const KEYED_SEGMENT_BYTES: usize = SEGMENT_BYTES + 4;
 /// Version for a segment in fragments: the fields of the keyed version, and the placement.
 const CODED_SEGMENT_VERSION: u8 = 3;
+/// Version for a segment in fragments that the object store has, too: the fields of the coded version.
+const COPIED_SEGMENT_VERSION: u8 = 4;
 /// Bytes of a placement before its lists.
 const PLACEMENT_BYTES: usize = 1 + 1 + 1;
 /// Bytes of a place: the number of the store, and the generation.
@@ -181,6 +183,7 @@ impl SegmentRecord {
         let mut bytes = Vec::with_capacity(KEYED_SEGMENT_BYTES);
         let is_pool = self.info.key.is_pool();
         bytes.push(match &self.placement {
+            Placement::Fragments(fragments) if fragments.is_copied => COPIED_SEGMENT_VERSION,
             Placement::Fragments(_) => CODED_SEGMENT_VERSION,
             Placement::Object if is_pool => SEGMENT_VERSION,
             Placement::Object => KEYED_SEGMENT_VERSION,
@@ -217,7 +220,9 @@ impl SegmentRecord {
             (Some(&KEYED_SEGMENT_VERSION), KEYED_SEGMENT_BYTES) => {
                 u32_at(bytes, SEGMENT_BYTES).map(KeyId).filter(|key| !key.is_pool())
             }
-            (Some(&CODED_SEGMENT_VERSION), _) => u32_at(bytes, SEGMENT_BYTES).map(KeyId),
+            (Some(&(CODED_SEGMENT_VERSION | COPIED_SEGMENT_VERSION)), _) => {
+                u32_at(bytes, SEGMENT_BYTES).map(KeyId)
+            }
             _ => None,
         };
         let read = || {
@@ -232,8 +237,10 @@ impl SegmentRecord {
                     frame_count: u32_at(bytes, 30)?,
                 },
                 placement: match bytes.first() {
-                    Some(&CODED_SEGMENT_VERSION) => {
-                        let fragments = decode_fragments(bytes.get(KEYED_SEGMENT_BYTES..)?)?;
+                    Some(version @ &(CODED_SEGMENT_VERSION | COPIED_SEGMENT_VERSION)) => {
+                        let is_copied = *version == COPIED_SEGMENT_VERSION;
+                        let placement = bytes.get(KEYED_SEGMENT_BYTES..)?;
+                        let fragments = decode_fragments(placement, is_copied)?;
                         let is_whole = fragments.ends.last() == Some(&u32_at(bytes, 26)?);
                         is_whole.then(|| Placement::Fragments(Arc::new(fragments)))?
                     }
@@ -246,7 +253,7 @@ impl SegmentRecord {
     }
 }
 
-fn decode_fragments(bytes: &[u8]) -> Option<Fragments> {
+fn decode_fragments(bytes: &[u8], is_copied: bool) -> Option<Fragments> {
     let (data, parity, codec) = (*bytes.first()?, *bytes.get(1)?, *bytes.get(2)?);
     let (data_count, count) = (usize::from(data), usize::from(data) + usize::from(parity));
     let is_possible = data > 0 && parity > 0 && count <= FRAGMENTS_MAX;
@@ -266,6 +273,7 @@ fn decode_fragments(bytes: &[u8]) -> Option<Fragments> {
         codec,
         ends: ends.is_sorted().then_some(ends)?,
         places: places.0.iter().map(place).collect::<Option<Vec<_>>>()?,
+        is_copied,
     })
 }
 
@@ -348,9 +356,13 @@ mod tests {
             places: [3, 1, 2, 9, Fragments::NOWHERE, 7]
                 .map(|store| FragmentPlace { store, generation: 9 })
                 .to_vec(),
+            is_copied: false,
         };
-        for key in [KeyId::POOL, KeyId(5)] {
+        for (key, is_copied) in
+            [(KeyId::POOL, false), (KeyId(5), false), (KeyId::POOL, true), (KeyId(5), true)]
+        {
             let info = SegmentInfo { key, ..info };
+            let fragments = Fragments { is_copied, ..fragments.clone() };
             let placement = Placement::Fragments(Arc::new(fragments.clone()));
             let coded = SegmentRecord { info, placement, block_count: 800 };
             let bytes = coded.encode();

@@ -3,6 +3,7 @@
 use crate::fetch::Frames;
 use crate::heat::Heat;
 use crate::leftovers::Leftovers;
+use crate::read_times::ReadTimes;
 use crate::segment_store::SegmentStore;
 use std::sync::Arc;
 
@@ -15,4 +16,6 @@ pub(crate) struct Segments {
     pub leftovers: Leftovers,
     /// Read counts.
     pub heat: Heat,
+    /// When each segment was last read.
+    pub read_times: ReadTimes,
 }

@@ -50,6 +50,7 @@ fn coded(object_bytes: u32, data: u8, places: &[u32]) -> StoredSegment {
         codec: if data == 1 { 1 } else { 2 },
         ends: (1..=u32::from(data)).map(|count| piece * count).collect(),
         places: places.iter().map(|store| FragmentPlace { store: *store, generation: 1 }).collect(),
+        is_copied: false,
     };
     let placement = Placement::Fragments(Arc::new(fragments));
     StoredSegment { info: object(object_bytes).info, placement }
@@ -203,4 +204,26 @@ fn further_losses_are_those_of_the_worst_choice() {
             }
         }
     }
+}
+
+#[test]
+fn segment_that_is_an_object_too_survives_everything() {
+    let mut all = stores(3);
+    all[2].is_readable = false;
+    all[2].is_taking = false;
+    let copied = |stored: StoredSegment| {
+        let Placement::Fragments(fragments) = stored.placement else { panic!("it is coded") };
+        let fragments = Fragments { is_copied: true, ..Fragments::clone(&fragments) };
+        StoredSegment { placement: Placement::Fragments(Arc::new(fragments)), ..stored }
+    };
+    let segments = [coded(20, 2, &[1, 2, 3]), copied(coded(400, 2, &[1, 2, 3]))];
+    let found = survey(&gone(all, &[1]), &segments);
+    assert_eq!(survivals(&found.now), [(Some(0), 20), (Some(ANY_LOSS), 400)]);
+    let then = found.then.as_ref().expect("one is taken as gone");
+    assert_eq!(survivals(then), [(None, 20), (Some(ANY_LOSS), 400)]);
+    // Its fragments are made anew all the same.
+    assert_eq!((found.unavailable, then.lacking), (amount(1, 20), amount(2, 420)));
+    assert_eq!(found.now.domains["rack 2"], amount(1, 20));
+    assert_eq!((found.space.coded, found.space.copied), (amount(2, 420), amount(1, 400)));
+    assert_eq!(found.space.objects, amount(0, 0));
 }

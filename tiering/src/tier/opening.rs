@@ -25,6 +25,7 @@ use crate::outage::{Outage, Way};
 use crate::places::OBJECTS_AT_ONCE;
 use crate::pool::{Exclusions, JobParts, Metadata, Pool, Segments};
 use crate::read::Reader;
+use crate::read_times::ReadTimes;
 use crate::reclaim::Reclaim;
 use crate::recording_store::RecordingStore;
 use crate::repair::Repair;
@@ -112,6 +113,12 @@ impl Tier {
             metadata: Arc::new(Metadata::new(map, writer)),
             pool: Arc::new(pool),
         };
+        if shared.metadata.map.has_tiers() {
+            shared.segments.store.expect_objects();
+        }
+        if options.map.in_tiers && !is_read_only {
+            shared.segments.read_times.begin(shared.metadata.map.open_time().await?);
+        }
         let tier = Tier { parts: Arc::new(assemble(options, watched, shared)) };
         if !is_read_only {
             let reopener = Arc::downgrade(&tier.parts.jobs.reopener);
@@ -141,7 +148,8 @@ async fn open_segments(options: &TierOptions) -> Result<Segments> {
         .await
         .map_err(|cause| Error::with_source(ErrorKind::Io, "open read cache", cause))?;
     let heat = Heat::new(options.clock.now());
-    Ok(Segments { store, frames, leftovers: Leftovers::default(), heat })
+    let read_times = ReadTimes::new(options.clock.clone());
+    Ok(Segments { store, frames, leftovers: Leftovers::default(), heat, read_times })
 }
 
 fn keys_of(options: &TierOptions) -> PoolKeys {

@@ -1,10 +1,12 @@
-//! What segments would survive, and fragments made anew or moved, for the callers of the tier.
+//! What segments would survive, fragments made anew or moved, and segments that change their tiers, for the callers of
+//! the tier.
 
 use super::Tier;
 use crate::rebuild::{Imbalance, RebuildReport, Redundancy};
 use crate::segment::SegmentNumber;
 use crate::segment_store::Depth;
 use crate::survey::{self, Survey, SurveyedStore};
+use crate::tiers::{TierOutcome, TierPlan, TierPolicy, TierStep};
 use async_recursion::async_recursion;
 use block::Result;
 
@@ -91,5 +93,50 @@ impl Tier {
     pub async fn rebalance(&self, number: u64) -> Result<Option<RebuildReport>> {
         self.parts.pool.check_writable()?;
         self.parts.jobs.repair.rebuild.rebalance(SegmentNumber(number)).await
+    }
+
+    /// Deletes fragments that have moved a while ago, and walks the records of all segments. Returns those that are not
+    /// in the tiers where the policy wants them. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// Database errors; `Fenced` when another process owns the pool.
+    #[async_recursion]
+    pub async fn tier_plan(&self, policy: TierPolicy) -> Result<TierPlan> {
+        self.parts.pool.check_writable()?;
+        let rebuild = &self.parts.jobs.repair.rebuild;
+        rebuild.sweep_moved().await?;
+        rebuild.walk_tiers(policy).await
+    }
+
+    /// Changes the tiers of a segment, in memory of a few segments. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// `Unavailable` if a store does not answer or too few fragments can be had; `Corrupt` if the segment does not
+    /// verify where it is read; `Fenced` when another process owns the pool. Nothing has changed then.
+    #[async_recursion]
+    pub async fn change_tiers(&self, number: u64, step: TierStep) -> Result<TierOutcome> {
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.repair.rebuild.change_tiers(SegmentNumber(number), step).await
+    }
+
+    /// Deletes fragments that no record names, of segments that exist: those that a store had that was away when they were
+    /// dropped, or that an owner left that ended. Returns their number. Call it from the background runtime.
+    ///
+    /// # Errors
+    /// `Unavailable` if a listing ends early; `Fenced` when another process owns the pool; database errors.
+    #[async_recursion]
+    pub async fn sweep_unnamed(&self) -> Result<u64> {
+        self.parts.pool.check_writable()?;
+        self.parts.jobs.repair.rebuild.sweep_unnamed().await
+    }
+
+    /// Records when segments were last read, if it is time to. Call it every few seconds from the background runtime.
+    ///
+    /// # Errors
+    /// Database errors; what was read stays in memory.
+    #[async_recursion]
+    pub async fn save_read_times(&self) -> Result<()> {
+        self.parts.pool.check_writable()?;
+        self.parts.segments.read_times.save_sometimes(&self.parts.metadata).await
     }
 }

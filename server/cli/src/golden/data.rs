@@ -3,7 +3,8 @@
 use super::{Case, done, reply};
 use api::Reply;
 use api::status::{
-    DataStoreInfo, DataStoresInfo, RebalanceInfo, RebuildCheckInfo, RedundancyInfo, SurvivalInfo,
+    ANY_LOSS, DataStoreInfo, DataStoresInfo, RebalanceInfo, RebuildCheckInfo, RedundancyInfo,
+    SurvivalInfo, TiersInfo,
 };
 
 pub(super) fn about_data() -> Vec<(&'static str, Vec<Case>)> {
@@ -148,6 +149,7 @@ pub(super) fn in_status() -> DataStoresInfo {
         degraded_read_count: 20,
         hedged_read_count: 3,
         hedged_write_count: 5,
+        object_read_count: 5,
         written_bytes: 3 << 20,
         missing_write_count: 4,
         redundancy: Some(RedundancyInfo {
@@ -155,6 +157,7 @@ pub(super) fn in_status() -> DataStoresInfo {
                 SurvivalInfo { losses: None, bytes: 1 << 20 },
                 SurvivalInfo { losses: Some(1), bytes: 1 << 30 },
                 SurvivalInfo { losses: Some(2), bytes: 2 << 30 },
+                SurvivalInfo { losses: Some(ANY_LOSS), bytes: 1 << 30 },
             ],
             lacking_count: 32,
             lacking_bytes: 1 << 30,
@@ -182,6 +185,24 @@ pub(super) fn in_status() -> DataStoresInfo {
             moved_bytes: 12 << 20,
             left_seconds: Some(40),
             ..RebalanceInfo::default()
+        }),
+        tiers: Some(TiersInfo {
+            tiers: "both".to_owned(),
+            cold_after_seconds: 7 * 86_400,
+            to_copy_count: 40,
+            to_copy_bytes: 640 << 20,
+            to_drop_count: 3,
+            to_drop_bytes: 48 << 20,
+            to_bring_back_count: 1,
+            to_bring_back_bytes: 16 << 20,
+            copied_count: 250,
+            copied_bytes: 1 << 30,
+            dropped_count: 2,
+            dropped_bytes: 32 << 20,
+            brought_back_count: 1,
+            brought_back_bytes: 16 << 20,
+            rewritten_count: 1,
+            failure: Some("write the object of segment 17: the store does not answer".to_owned()),
         }),
     }
 }

@@ -38,6 +38,8 @@ pub(super) fn space() -> TierSpaceInfo {
         object_bytes: 10 << 20,
         coded_count: 750,
         coded_bytes: 3 << 30,
+        copied_count: 250,
+        copied_bytes: 1 << 30,
         data_bytes: 3 << 30,
         parity_bytes: 3 << 29,
     }

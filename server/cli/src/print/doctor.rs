@@ -3,6 +3,7 @@
 use super::status::{conditions, tiers};
 use super::{pairs, table};
 use api::doctor::{DataRiskInfo, DoctorInfo, DomainInfo, OutlookInfo, SurvivalCount, WithoutInfo};
+use api::status::ANY_LOSS;
 use block::quantities::ByteSize;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -113,6 +114,7 @@ fn survivals(data: &DataRiskInfo) -> String {
             None => "cannot be read".to_owned(),
             Some(0) => "no further loss".to_owned(),
             Some(1) => "1 further loss".to_owned(),
+            Some(ANY_LOSS) => "all data stores lost".to_owned(),
             Some(losses) => format!("{losses} further losses"),
         };
         let mut row = vec![name];

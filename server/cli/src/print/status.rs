@@ -4,9 +4,9 @@ use super::{data, member, node, pairs};
 use api::restore::RestoreInfo;
 use api::status::{
     CacheInfo, ConditionInfo, DataStoreInfo, DataStoresInfo, NbdInfo, RedundancyInfo, SpaceInfo,
-    StatusInfo, TierSpaceInfo, survival_words,
+    StatusInfo, TierSpaceInfo, TiersInfo, survival_words,
 };
-use block::quantities::{ByteSize, utc};
+use block::quantities::{ByteSize, Span, utc};
 use block::units::BLOCK_BYTES;
 use std::fmt::Write;
 
@@ -101,6 +101,9 @@ pub(super) fn status(info: &StatusInfo) -> String {
         text.push_str(&pairs(&[("data", data_stores(found))]));
         if let Some(space) = &found.space {
             text.push_str(&pairs(&[("tiers", tiers(space))]));
+        }
+        if let Some(moving) = &found.tiers {
+            text.push_str(&pairs(&[("moves", moves(moving))]));
         }
     }
     if let Some(restored) = &info.restored {
@@ -225,9 +228,13 @@ fn data_stores(found: &DataStoresInfo) -> String {
         .rebalance
         .as_ref()
         .map_or_else(String::new, |info| format!("; rebalance: {}", data::rebalance(info)));
+    let objects = match found.object_read_count {
+        0 => String::new(),
+        count => format!(", {count} of objects instead"),
+    };
     format!(
         "{} over {} data stores, {answering} of which answer{leaving}{draining}{risk}{rebuilt}{rebalance}; {} reads, {} decoded, \
-         {} hedged; {} writes hedged",
+         {} hedged{objects}; {} writes hedged",
         found.scheme,
         found.stores.len(),
         found.read_count,
@@ -279,14 +286,55 @@ fn survival(found: &RedundancyInfo) -> String {
 /// Describes the space that segments take, by tier.
 pub(super) fn tiers(found: &TierSpaceInfo) -> String {
     let size = |bytes: u64| ByteSize(bytes).rounded();
+    let both = match found.copied_count {
+        0 => String::new(),
+        count => format!("; {} in {count} of them are objects, too", size(found.copied_bytes)),
+    };
     format!(
-        "{} in {} segments of fragments take {} of data and {} of parity; {} in {} objects of the store",
+        "{} in {} segments of fragments take {} of data and {} of parity{both}; {} in {} objects of the store",
         size(found.coded_bytes),
         found.coded_count,
         size(found.data_bytes),
         size(found.parity_bytes),
         size(found.object_bytes),
         found.object_count
+    )
+}
+
+/// Describes how far the moves between the tiers are.
+fn moves(info: &TiersInfo) -> String {
+    let part = |verb: &str, count: u64, bytes: u64| match count {
+        0 => None,
+        count => Some(format!("{count} {verb} ({})", ByteSize(bytes).rounded())),
+    };
+    let left = [
+        part("to copy", info.to_copy_count, info.to_copy_bytes),
+        part("to drop", info.to_drop_count, info.to_drop_bytes),
+        part("to bring back", info.to_bring_back_count, info.to_bring_back_bytes),
+    ];
+    let done = [
+        part("copied", info.copied_count, info.copied_bytes),
+        part("dropped", info.dropped_count, info.dropped_bytes),
+        part("brought back", info.brought_back_count, info.brought_back_bytes),
+    ];
+    let all = |parts: [Option<String>; 3], none: &str| {
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        if parts.is_empty() { none.to_owned() } else { parts.join(", ") }
+    };
+    let cold = match info.tiers == "both" {
+        true => format!(", cold after {}", Span::from_secs(info.cold_after_seconds)),
+        false => String::new(),
+    };
+    let rewritten = match info.rewritten_count {
+        0 => String::new(),
+        count => format!("; {count} damaged objects written anew"),
+    };
+    let failure = info.failure.as_ref().map_or_else(String::new, |why| format!("; {why}"));
+    format!(
+        "{}{cold}: {}; {}{rewritten}{failure}",
+        info.tiers,
+        all(left, "no segments to go"),
+        all(done, "none moved yet")
     )
 }
 

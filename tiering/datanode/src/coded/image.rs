@@ -110,6 +110,7 @@ impl CodedImage {
                 .zip(&self.generations)
                 .map(|(store, generation)| FragmentPlace { store, generation: *generation })
                 .collect(),
+            is_copied: false,
         }
     }
 }

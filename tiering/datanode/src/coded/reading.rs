@@ -314,12 +314,6 @@ impl CodedSegments {
         }
     }
 
-    /// Reads the whole image: the data fragments, or any others that are enough.
-    pub(super) async fn read_image(&self, coded: &Coded) -> Result<Bytes> {
-        let whole = 0..u64::from(coded.cuts.image_bytes());
-        self.read_range(coded, whole, false).await
-    }
-
     /// The length of the image, if enough fragments are there with their lengths.
     pub(super) async fn size_of(&self, coded: &Coded) -> Result<u64> {
         let sizes = coded.fragments.stores().enumerate().map(|(index, id)| async move {

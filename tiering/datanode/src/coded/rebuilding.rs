@@ -21,7 +21,7 @@ use object_store::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tiering::segment::{FragmentPlace, Fragments, Placement, StoredSegment};
-use tiering::segment_store::{Depth, Rebuilt, RedundancyOf};
+use tiering::segment_store::{ANY_LOSS, Depth, Rebuilt, RedundancyOf};
 use tiering::survey::further_losses;
 
 /// Fragments of a segment that are read at a time. Chosen by hand: each is in memory.
@@ -58,8 +58,13 @@ impl CodedSegments {
                 *domains.entry(Arc::clone(&member.domain)).or_default() += 1;
             }
         }
-        let spare = further_losses(coded.scheme.data(), domains.into_values().collect());
-        Some(RedundancyOf { spare, is_lacking: !self.leaving(&coded.fragments).is_empty() })
+        let spare = match coded.fragments.is_copied {
+            true => Some(ANY_LOSS),
+            false => further_losses(coded.scheme.data(), domains.into_values().collect()),
+        };
+        let is_lacking =
+            !self.is_leaving_tier(&coded.fragments) && !self.leaving(&coded.fragments).is_empty();
+        Some(RedundancyOf { spare, is_lacking })
     }
 
     /// Implements [`tiering::segment_store::SegmentStore::rebuild`].
@@ -154,13 +159,17 @@ impl CodedSegments {
                         if is_damage(&error) || self.is_unreadable(coded, index).await {
                             wanted.insert(index);
                         }
-                        lost = error;
+                        // One that says less about the segment counts more.
+                        if !is_damage(&error) || is_damage(&lost) {
+                            lost = error;
+                        }
                     }
                 }
             }
         }
         match wanted.is_empty() || found.iter().flatten().count() >= coded.scheme.data() {
             true => Ok(found),
+            false if is_damage(&lost) => Err(coded.not_found()),
             false => Err(lost),
         }
     }

@@ -15,6 +15,7 @@ use tiering::testing::{Answer, IllStore, Op, Rng, Rule};
 
 mod simulation;
 mod slow;
+mod tiers;
 
 const DEBT_AFTER: Duration = Duration::from_secs(10);
 /// Time after which a store that is away counts as lost.
@@ -41,6 +42,7 @@ fn options(scheme: &str, stores: Vec<NamedStore>, objects: &Arc<InMemory>) -> Co
         scheme: scheme.parse().expect("a scheme"),
         stores,
         objects: ObjectSegments::new(objects.clone()),
+        is_emptying: false,
         clock: Arc::new(ManualClock::new()),
         conditions: Conditions::default(),
         debt_after: DEBT_AFTER,

@@ -3,10 +3,22 @@
 use std::process::{Command, Stdio};
 
 /// Each bug, with a test that must fail.
-const FOUND_BY: [(&str, &str); 6] = [
+const FOUND_BY: [(&str, &str); 9] = [
     (
         "debt-at-once",
         "coded::tests::store_that_fails_is_replaced_and_without_another_one_the_debt_is_recorded",
+    ),
+    (
+        "dropped-early",
+        "coded::tests::tiers::fragments_stay_until_the_metadata_without_them_is_durable",
+    ),
+    (
+        "dropped-uncompared",
+        "coded::tests::tiers::object_that_differs_from_the_fragments_is_written_anew_and_not_relied_on",
+    ),
+    (
+        "fragments-unawaited",
+        "coded::tests::tiers::segment_is_brought_back_only_once_its_fragments_are_durable",
     ),
     ("domain-shared", "coded::tests::no_two_fragments_share_a_domain"),
     ("header-unchecked", "coded::tests::fragment_of_another_segment_counts_for_nothing"),

@@ -1,0 +1,234 @@
+//! Segments change their tiers: one is copied to the object store, dropped from the data stores, or brought back.
+//!
+//! Invariants:
+//! - Order: what is written is durable, then the map names it, then what it replaces is deleted, after a while and not
+//!   while a copy holds the segment.
+//! - Fragments are dropped only if the whole object was read back in the same step and has the bytes of the image that
+//!   the fragments give. An object with other bytes is written anew from fragments that verify, and nothing is dropped.
+//! - Fragments that are brought back have a generation above all that was ever written of the segment from other cuts,
+//!   so a fragment on a store that was away meanwhile is not taken for one of them. It is the number of the next commit:
+//!   a generation is at most the number of the commit that recorded it, because a commit raises that of a segment by
+//!   one at most, or to its own number. An attempt that was not recorded used at most one more. The commit that dropped
+//!   the fragments, and the one of each opening, came after all of them, except for attempts of this owner to bring the
+//!   segment back since; these have the same cuts, and so the same bytes.
+
+use super::{LACKING_MAX, RECORDS_AT_ONCE, Rebuild};
+use crate::map::read_times::{GROUP_SEGMENTS, Times, place_of};
+use crate::outage::public_text;
+use crate::segment::{Fragments, Placement, SegmentNumber, StoredSegment};
+use crate::survey::Amount;
+use crate::tiers::{TierOutcome, TierPlan, TierPolicy, TierStep, Tiers};
+use block::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Reads for each frame of a segment from which it is hot; each counts half after an hour. Chosen by hand: a backup that
+/// reads the segment once in large requests does not make it hot, nor does the verification after it.
+const HOT_PASSES: u32 = 3;
+/// Longest time since the last read of a hot segment. Chosen by hand: the time in which a read comes to count half.
+const HOT_WITHIN: Duration = Duration::from_secs(3600);
+
+impl Rebuild {
+    /// Walks the records of all segments. Returns those that are not where the policy wants them.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub(crate) async fn walk_tiers(&self, policy: TierPolicy) -> Result<TierPlan> {
+        let mut plan = TierPlan::default();
+        if !policy.tiers.is_moving() {
+            return Ok(plan);
+        }
+        self.segments.heat.fade(self.pool.clock.now());
+        let below = self.metadata.next_segment.load(Ordering::SeqCst);
+        let unread = self.metadata.map.unread_records();
+        let (mut last, mut living) = (0, BTreeSet::new());
+        let mut times: (u64, Times) = (u64::MAX, [0; GROUP_SEGMENTS]);
+        loop {
+            let (records, next) = self.metadata.map.live_after(last, RECORDS_AT_ONCE).await?;
+            for (record, _) in &records {
+                let segment = record.stored();
+                let (group, place) = place_of(segment.info.number.0);
+                if group != times.0 {
+                    living.insert(group);
+                    times = (group, self.metadata.map.read_times(group).await?);
+                }
+                self.plan(&mut plan, policy, &segment, times.1[place]);
+            }
+            match next {
+                Some(next) => last = next,
+                None => break,
+            }
+        }
+        if self.metadata.map.unread_records() == unread {
+            self.segments.read_times.prune(&self.metadata, &living, below).await?;
+        }
+        Ok(plan)
+    }
+
+    /// Adds a segment to the plan if it is not where the policy wants it. `read_at`: when it was last read, as recorded.
+    fn plan(&self, plan: &mut TierPlan, policy: TierPolicy, segment: &StoredSegment, read_at: u32) {
+        let number = segment.info.number.0;
+        // Of all, so that one of which nothing is known counts as read now.
+        let idle = self.segments.read_times.idle(number, read_at);
+        let is_object = self.segments.store.is_object(segment);
+        let is_moved_out = policy.tiers == Tiers::ObjectStore;
+        let (numbers, amount) = match &segment.placement {
+            _ if is_object => {
+                let hot_reads = segment.info.frame_count.max(1).saturating_mul(HOT_PASSES);
+                let is_hot = idle <= HOT_WITHIN.min(policy.cold_after)
+                    && self.segments.heat.of(number) >= hot_reads;
+                if is_moved_out || !is_hot {
+                    return;
+                }
+                (&mut plan.bring_back, &mut plan.to_bring_back)
+            }
+            // Fragments of a later version.
+            _ if self.segments.store.redundancy(segment).is_none() => return,
+            Placement::Fragments(fragments) if !fragments.is_copied => {
+                (&mut plan.copy, &mut plan.to_copy)
+            }
+            _ if is_moved_out || idle >= policy.cold_after => (&mut plan.drop, &mut plan.to_drop),
+            _ => return,
+        };
+        *amount += Amount { segment_count: 1, bytes: u64::from(segment.info.object_bytes) };
+        if numbers.len() < LACKING_MAX {
+            numbers.push(number);
+        }
+    }
+
+    /// Changes the tiers of a segment, in memory of a few segments.
+    ///
+    /// # Errors
+    /// `Unavailable` if a store does not answer or too few fragments can be had; `Corrupt` if the segment does not
+    /// verify where it is read; `Fenced` when another process owns the pool. Nothing has changed then.
+    pub(crate) async fn change_tiers(
+        &self,
+        number: SegmentNumber,
+        step: TierStep,
+    ) -> Result<TierOutcome> {
+        let _turn = self.turn(number).await;
+        let _hold = self.segments.leftovers.hold_one(number);
+        // The order matters: what the map forgets from now on is not deleted before the end.
+        let Some(segment) = self.current(number).await? else { return Ok(TierOutcome::Needless) };
+        let is_object = self.segments.store.is_object(&segment);
+        match (step, &segment.placement) {
+            (TierStep::BringBack, _) if is_object => self.bring_back(&segment).await,
+            (TierStep::Copy, Placement::Fragments(fragments))
+                if !is_object && !fragments.is_copied =>
+            {
+                self.copy(&segment, fragments).await
+            }
+            (TierStep::Drop, Placement::Fragments(fragments))
+                if !is_object && fragments.is_copied =>
+            {
+                self.drop_fragments(&segment).await
+            }
+            _ => Ok(TierOutcome::Needless),
+        }
+    }
+
+    /// Writes the object of a segment in fragments.
+    async fn copy(&self, segment: &StoredSegment, fragments: &Fragments) -> Result<TierOutcome> {
+        let image = self.image_of(segment).await?;
+        self.put_object(segment, image).await?;
+        let placement = Fragments { is_copied: true, ..fragments.clone() };
+        self.done(segment, Placement::Fragments(Arc::new(placement))).await
+    }
+
+    /// Lets the object be all that there is of a segment, if it is whole.
+    async fn drop_fragments(&self, segment: &StoredSegment) -> Result<TierOutcome> {
+        let store = &self.segments.store;
+        let image = store.read_fragments(segment).await;
+        let image = image.map_err(failed("read the fragments of", segment))?;
+        let is_same = match store.read_object(segment).await {
+            Ok(object) => object == image,
+            Err(object_store::Error::NotFound { .. }) => false,
+            Err(cause) => return Err(failed("read back the object of", segment)(cause)),
+        };
+        if !is_same && !self.pool.seeded_bugs.dropped_uncompared {
+            self.check_image(segment, &image).await?;
+            let bytes = image.len() as u64;
+            self.put_object(segment, image).await?;
+            tracing::warn!(
+                object = %segment.info.name(),
+                "an object was not what its fragments are, and was written anew from them"
+            );
+            return Ok(TierOutcome::Rewritten(bytes));
+        }
+        if self.pool.seeded_bugs.dropped_early {
+            let deleted = store.delete_moved(segment, &Placement::Object).await;
+            deleted.map_err(failed("delete the fragments of", segment))?;
+        }
+        self.done(segment, Placement::Object).await
+    }
+
+    /// Writes the fragments of a segment that is an object.
+    async fn bring_back(&self, segment: &StoredSegment) -> Result<TierOutcome> {
+        let placement = self.fragments_from_object(segment).await?;
+        self.done(segment, placement).await
+    }
+
+    /// Writes all fragments of a segment anew from its object, which verifies. The caller has the turn.
+    pub(super) async fn fragments_from_object(&self, segment: &StoredSegment) -> Result<Placement> {
+        let object = self.segments.store.read_object(segment).await;
+        let object = object.map_err(failed("read the object of", segment))?;
+        if let Some(why) = self.pool.verify(&segment.info, &object).await? {
+            return Err(damaged("the object of", segment, &why));
+        }
+        self.pool.check_owner().await?;
+        let generation = {
+            let writer = self.metadata.writer.lock().await;
+            self.metadata.map.check(&writer)?;
+            writer.root().commit_number + 1
+        };
+        let put = self.segments.store.put_fragments(&segment.info, object, generation).await;
+        put.map_err(failed("write the fragments of", segment))
+    }
+
+    /// The image that the fragments of a segment give, verified.
+    async fn image_of(&self, segment: &StoredSegment) -> Result<Bytes> {
+        let image = self.segments.store.read_fragments(segment).await;
+        let image = image.map_err(failed("read the fragments of", segment))?;
+        self.check_image(segment, &image).await?;
+        Ok(image)
+    }
+
+    async fn check_image(&self, segment: &StoredSegment, image: &Bytes) -> Result<()> {
+        match self.pool.verify(&segment.info, image).await? {
+            None => Ok(()),
+            Some(why) => Err(damaged("the fragments of", segment, &why)),
+        }
+    }
+
+    async fn put_object(&self, segment: &StoredSegment, image: Bytes) -> Result<()> {
+        // It may overwrite: an owner of the past must not.
+        self.pool.check_owner().await?;
+        let put = self.segments.store.put_object(&segment.info, image).await;
+        put.map_err(failed("write the object of", segment))
+    }
+
+    async fn done(&self, segment: &StoredSegment, placement: Placement) -> Result<TierOutcome> {
+        Ok(match self.commit(segment, placement).await? {
+            true => TierOutcome::Done(u64::from(segment.info.object_bytes)),
+            false => TierOutcome::Needless,
+        })
+    }
+}
+
+fn failed<'a>(
+    verb: &'a str,
+    segment: &'a StoredSegment,
+) -> impl FnOnce(object_store::Error) -> Error + 'a {
+    move |cause| {
+        let what = format!("{verb} segment {}: {}", segment.info.name(), public_text(&cause));
+        Error::with_source(ErrorKind::Unavailable, what, cause)
+    }
+}
+
+fn damaged(what: &str, segment: &StoredSegment, why: &str) -> Error {
+    let what = format!("verify {what} segment {}: {why}", segment.info.name());
+    Error::new(ErrorKind::Corrupt, what)
+}
