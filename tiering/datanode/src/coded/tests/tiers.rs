@@ -256,6 +256,7 @@ async fn object_that_differs_from_the_fragments_is_written_anew_and_not_relied_o
     let refused = pool.tier.change_tiers(number, TierStep::Drop).await.unwrap_err();
     assert!(refused.to_string().contains("read the fragments"), "{refused}");
     pool.world.heal().await;
+    pool.segments.look().await;
     assert!(matches!(pool.step(number, TierStep::Drop).await, TierOutcome::Done(_)));
     pool.world.clock.advance(STAY);
     pool.plan(BOTH).await;
