@@ -130,8 +130,11 @@ impl Drop for Over<'_> {
     }
 }
 
-fn owner() -> Daemon {
-    let mut owner = Daemon::new(tests::daemon::SMALL, VOLUMES);
+fn owner(shape: Shape) -> Daemon {
+    // The log keeps the size that it is made with.
+    let settings = shape.text(&[]);
+    let plain = settings.split("[data]").next().expect("the beginning");
+    let mut owner = Daemon::new(plain, VOLUMES);
     let expected =
         ["a data store fails", "data-store-away", "could not upload", "fragments-lacking"];
     expected.iter().for_each(|text| owner.announce(text));
@@ -325,7 +328,7 @@ fn failures_of_data_nodes_lose_nothing() {
         println!("SEED={seed}");
         let network = Network::new(shape.stores + 1);
         network.at_switch(|| {
-            let mut owner = owner();
+            let mut owner = owner(*shape);
             owner.enter(network.space(0));
             owner.listen(&format!("{}:{NBD_PORT}", network.address(0)));
             owner.argue(&["--allow-plain-remote"]);
@@ -342,7 +345,7 @@ fn failures_of_drives_of_one_machine_lose_nothing() {
         println!("SEED={seed}");
         let shape = Shape { data: 21, parity: 3, stores: 24 };
         let drives = Directories(Drives::new(shape.stores));
-        Game::start(shape, owner(), drives, seed).play(number_in(ROUNDS).unwrap_or(2));
+        Game::start(shape, owner(shape), drives, seed).play(number_in(ROUNDS).unwrap_or(2));
     }
 }
 
@@ -360,9 +363,9 @@ fn is_unreadable(owner: &Daemon) -> bool {
     cost.is_some_and(|cost| cost.contains("cannot be read now"))
 }
 
-/// A pool under 2+1, two of whose data nodes die with the end of this function.
-fn with_two_dead_nodes(seed: u64, count: usize) -> (DataNodes, History, [usize; 2]) {
-    let mut all = DataNodes::start("2+1", count, "");
+/// A pool with a single fragment of parity, two of whose data nodes die with the end of this function.
+fn with_two_dead_nodes(seed: u64, scheme: &str, count: usize) -> (DataNodes, History, [usize; 2]) {
+    let mut all = DataNodes::start(scheme, count, "");
     for expected in ["fragments-lacking", "store-unavailable", "object-unreadable"] {
         all.owner.announce(expected);
     }
@@ -398,8 +401,8 @@ fn is_whole_again(mut all: DataNodes, history: &History, dead: usize, id: u32) {
 #[test]
 fn reads_wait_while_nothing_is_readable_and_fail_in_the_end() {
     for seed in seeds(1) {
-        // Three nodes have a fragment of every segment.
-        let (mut all, history, dead) = with_two_dead_nodes(seed, 3);
+        // The two nodes have all that there is.
+        let (mut all, history, dead) = with_two_dead_nodes(seed, "1+1", 2);
         let id = all.owner.id();
         let mut connections = open_patiently(&all.owner);
         if number_in(ROUNDS).is_some() {
@@ -423,7 +426,7 @@ fn reads_wait_while_nothing_is_readable_and_fail_in_the_end() {
 fn reads_of_unreadable_segments_fail_and_those_of_others_do_not() {
     for seed in seeds(1) {
         // Of four nodes, each segment has fragments on three.
-        let (mut all, history, dead) = with_two_dead_nodes(seed, 4);
+        let (mut all, history, dead) = with_two_dead_nodes(seed, "2+1", 4);
         let id = all.owner.id();
         let mut connections = open_patiently(&all.owner);
         let begun = Instant::now();

@@ -88,9 +88,11 @@ impl Volume {
         self.connection = open(daemon).remove(0);
     }
 
-    /// Reads everything. Returns false if the daemon answers with an error.
+    /// Reads everything, from the end: what is read ahead of a stream would be had from memory later. Returns false if
+    /// the daemon answers with an error.
     fn is_read(&mut self) -> bool {
-        for (index, expected) in (0u64..).zip(self.expected.chunks(READ_BYTES as usize)) {
+        let parts: Vec<_> = (0u64..).zip(self.expected.chunks(READ_BYTES as usize)).collect();
+        for (index, expected) in parts.into_iter().rev() {
             let offset = index * u64::from(READ_BYTES);
             let reply = self.connection.call(CMD_READ, 0, offset, READ_BYTES, &[]);
             let reply = reply.expect("it is answered");

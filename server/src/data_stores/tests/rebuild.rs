@@ -30,19 +30,23 @@ fn fragments(store: &Path) -> Vec<(FragmentName, PathBuf)> {
 }
 
 /// Writes until the second store has fragments of two segments of which the first one has none: the second of these is
-/// in the sample. Returns their files.
-async fn two_fragments(place: &Place, open: &OpenPool) -> [PathBuf; 2] {
+/// in the sample. Returns them.
+async fn two_fragments(place: &Place, open: &OpenPool) -> [(u64, PathBuf); 2] {
     for round in 1..=100 {
         write(open, round * 100).await;
-        let first: BTreeSet<u64> =
-            fragments(&place.stores[0]).iter().map(|(name, _)| name.segment.number.0).collect();
-        let mut second = fragments(&place.stores[1]);
-        second.retain(|(name, _)| !first.contains(&name.segment.number.0));
-        let is_sample = |name: &FragmentName| name.segment.number.0.is_multiple_of(SAMPLE);
-        let one = second.iter().find(|(name, _)| !is_sample(name));
-        let other = second.iter().find(|(name, _)| is_sample(name));
-        if let (Some((_, one)), Some((_, other))) = (one, other) {
-            return [one.clone(), other.clone()];
+        let stores: Vec<_> = place.stores.iter().map(|store| fragments(store)).collect();
+        let numbers = |store: usize| stores[store].iter().map(|(name, _)| name.segment.number.0);
+        let counted =
+            |number: u64| (0..stores.len()).flat_map(numbers).filter(|it| *it == number).count();
+        let first: BTreeSet<u64> = numbers(0).collect();
+        // One that a late store has, too, may not be named.
+        let fits = |number: &u64| !first.contains(number) && counted(*number) == 2;
+        let second = stores[1].iter().map(|(name, path)| (name.segment.number.0, path.clone()));
+        let (samples, others): (Vec<_>, Vec<_>) = second
+            .filter(|(number, _)| fits(number))
+            .partition(|(number, _)| number.is_multiple_of(SAMPLE));
+        if let (Some(one), Some(other)) = (others.into_iter().next(), samples.into_iter().next()) {
+            return [one, other];
         }
     }
     panic!("a third of the segments has nothing on the first store");
@@ -70,7 +74,7 @@ async fn rebuilt(open: &Arc<OpenPool>) -> CheckStatus {
 async fn rebuild_is_done_once_the_stores_were_asked_for_all_fragments() {
     let place = Place::new("1+1", 4);
     let open = Arc::new(place.open().await.unwrap());
-    let [missing, damaged] = two_fragments(&place, &open).await;
+    let [(_, missing), (number, damaged)] = two_fragments(&place, &open).await;
     assert_eq!(open.rebuild.status().check, None);
     // A fragment disappears, and another one is damaged, while their records stay as they are.
     std::fs::remove_file(&missing).unwrap();
@@ -83,7 +87,11 @@ async fn rebuild_is_done_once_the_stores_were_asked_for_all_fragments() {
     let status = open.rebuild.status();
     assert_eq!((check.listed_count, check.left_seconds), (check.store_count, None), "{check:?}");
     assert!(check.segment_count > check.verified_count && check.verified_count > 0, "{check:?}");
-    assert_eq!(check.found_count, 2, "{check:?}");
+    let deep = open.pool.tier().rebuild(number, tiering::segment_store::Depth::Checksums).await;
+    assert!(deep.unwrap().is_some_and(|deep| deep.fragment_count == 0), "it was damaged");
+    for store in stores_of(&open).status().stores {
+        assert_eq!(open.pool.tier().unlisted(store.number).await.unwrap(), [0; 0], "{}", store.url);
+    }
     assert!(status.fragment_count > 0 && status.left_seconds.is_none(), "{status:?}");
     Arc::into_inner(open).expect("the job has ended").close().await.unwrap();
 }
