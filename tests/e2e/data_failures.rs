@@ -5,7 +5,7 @@
 //! Invariants:
 //! - All decisions come from the seed. The moment at which a failure hits a request depends on the machine.
 //! - A round begins when every segment survives as many losses as the scheme promises, so that never more stores fail
-//!   at once, those included whose fragments were not made anew yet.
+//!   at once, those included whose fragments were not rebuilt yet.
 //! - Writes are sent one at a time, so the volumes must hold all of them in order.
 
 mod drives;
@@ -36,7 +36,7 @@ const VOLUMES: &[(&str, &str)] = &[("db", "16MiB"), ("log", "16MiB"), (FIO_VOLUM
 const FIO_VOLUME: &str = "fio";
 const NBD_PORT: u16 = 10809;
 /// Time for which the failures of a round last, after the last one has begun. Chosen by hand: longer than `lost_after`
-/// of the settings, so that fragments are made anew where there is a spare store.
+/// of the settings, so that fragments are rebuilt where there is a spare store.
 const FAILURE_TIME: Duration = Duration::from_millis(2500);
 /// Writes of a round while stores fail. Chosen by hand: with those of fio, less than the log has room for, because
 /// destage may have to wait for the stores.

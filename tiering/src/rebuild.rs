@@ -80,7 +80,7 @@ enum Change {
 /// Result of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RebuildReport {
-    /// Fragments made anew, or moved.
+    /// Fragments rebuilt, or moved.
     pub fragment_count: u64,
     /// Bytes of them.
     pub bytes: u64,

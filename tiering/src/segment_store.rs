@@ -74,7 +74,7 @@ pub enum Depth {
 pub struct Rebuilt {
     /// The new placement, whose fragments are durable, to be committed; absent if nothing has changed.
     pub placement: Option<Placement>,
-    /// Fragments made anew.
+    /// Fragments rebuilt.
     pub fragment_count: u64,
     /// Bytes of them.
     pub bytes: u64,

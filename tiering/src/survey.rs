@@ -113,11 +113,11 @@ pub struct Outlook {
     /// The segments by the number of further failure domains that may be lost, at worst, without losing them;
     /// [`ANY_LOSS`]: all of them. `None`: too few fragments can be had.
     pub survivals: BTreeMap<Option<u8>, Amount>,
-    /// Segments of which a fragment has to be made anew: it is not stored, or not on a store that stays.
+    /// Segments of which a fragment has to be rebuilt: it is not stored, or not on a store that stays.
     pub lacking: Amount,
     /// Those of them that can be read, while too few failure domains take new fragments.
     pub short: Amount,
-    /// Bytes of the fragments that have to be made anew, of all segments that can be read.
+    /// Bytes of the fragments that have to be rebuilt, of all segments that can be read.
     pub missing_bytes: u64,
     /// For each failure domain with stores, the segments that could not be read if it failed, and can be before.
     pub domains: BTreeMap<String, Amount>,

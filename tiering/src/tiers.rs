@@ -87,7 +87,7 @@ pub enum TierStep {
 pub enum TierOutcome {
     /// The record has changed. The bytes of the segment.
     Done(u64),
-    /// The object was not the segment, and was written anew from the fragments, which stay.
+    /// The object was not the segment, and was rewritten from the fragments, which stay.
     Rewritten(u64),
     /// The map no longer has the segment there.
     Needless,

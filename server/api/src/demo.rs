@@ -104,7 +104,7 @@ pub struct DataNodesInfo {
     pub lost_bytes: u64,
     /// Seconds from the start of the pool with the spare node until no segment lacked a fragment.
     pub rebuild_seconds: f64,
-    /// Bytes of fragments that were made anew meanwhile.
+    /// Bytes of fragments that were rebuilt meanwhile.
     pub rebuilt_bytes: u64,
     /// Median of a read of 4 KiB with all data nodes, in microseconds.
     pub read_us_p50_healthy: f64,

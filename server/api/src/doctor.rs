@@ -102,17 +102,17 @@ pub struct AmountInfo {
 pub struct OutlookInfo {
     /// The segments by what they survive, those that cannot be read first, and then the fewest losses.
     pub survivals: Vec<SurvivalCount>,
-    /// Segments of which a fragment has to be made anew.
+    /// Segments of which a fragment has to be rebuilt.
     pub lacking: AmountInfo,
     /// Those of them for which too few failure domains take new fragments.
     pub short: AmountInfo,
-    /// Bytes of fragments to be made anew, of segments that can be read.
+    /// Bytes of fragments to be rebuilt, of segments that can be read.
     pub missing_bytes: u64,
     /// Bytes that stores which take new fragments have left, as far as that is known.
     pub room_bytes: u64,
     /// Number of such stores of which it is not known.
     pub room_unknown_count: u64,
-    /// There is room for the fragments to be made anew; absent if that is unknown.
+    /// There is room for the fragments to be rebuilt; absent if that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_room_enough: Option<bool>,
     /// Number of failure domains with a store that takes new fragments.

@@ -118,7 +118,7 @@ pub struct DataStoresInfo {
     /// Estimated seconds until there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rebuild_left_seconds: Option<u64>,
-    /// Fragments that were made anew since the start.
+    /// Fragments that were rebuilt since the start.
     pub rebuilt_count: u64,
     /// Bytes of them.
     pub rebuilt_bytes: u64,
@@ -168,7 +168,7 @@ pub struct TiersInfo {
     pub brought_back_count: u64,
     /// Bytes of them.
     pub brought_back_bytes: u64,
-    /// Objects that were not what their fragments are, and were written anew.
+    /// Objects that were not what their fragments are, and were rewritten.
     pub rewritten_count: u64,
     /// Reason why the last segment could not be moved, until one is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -188,7 +188,7 @@ pub struct RebuildCheckInfo {
     pub segment_count: u64,
     /// Segments that were verified by checksum.
     pub verified_count: u64,
-    /// Fragments that were missing or damaged, and were made anew.
+    /// Fragments that were missing or damaged, and were rebuilt.
     pub found_count: u64,
     /// Estimated seconds until it ends; absent until the stores have listed theirs, and once it has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -318,7 +318,7 @@ pub struct DataStoreInfo {
     /// It is no longer configured, and gets no new fragments.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_leaving: bool,
-    /// It has been away for so long that its fragments are made anew elsewhere.
+    /// It has been away for so long that its fragments are rebuilt elsewhere.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_lost: bool,
     /// The cause of its last failure, while it fails.

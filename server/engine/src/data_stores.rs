@@ -189,7 +189,7 @@ pub struct DataStoreStatus {
     pub is_added: bool,
     /// The cause of its last failure, while it fails.
     pub failure: Option<String>,
-    /// It has been away for so long that its fragments are made anew elsewhere.
+    /// It has been away for so long that its fragments are rebuilt elsewhere.
     pub is_lost: bool,
     /// Its reads do not fail.
     pub is_readable: bool,

@@ -83,7 +83,7 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Whether there is room for the fragments that have to be made anew; `None` if it is unknown.
+    /// Whether there is room for the fragments that have to be rebuilt; `None` if it is unknown.
     #[must_use]
     pub fn is_room_enough(outlook: &Outlook, room: &Room) -> Option<bool> {
         match room.known_bytes >= outlook.missing_bytes {

@@ -48,7 +48,7 @@ pub struct RebuildStatus {
     pub left_seconds: Option<u64>,
     /// The check after the last rebuild; absent before.
     pub check: Option<CheckStatus>,
-    /// Fragments made anew since the start.
+    /// Fragments rebuilt since the start.
     pub fragment_count: u64,
     /// Bytes of them.
     pub bytes: u64,
@@ -71,7 +71,7 @@ pub struct CheckStatus {
     pub segment_count: u64,
     /// Segments that were verified by checksum.
     pub verified_count: u64,
-    /// Fragments that were missing or damaged, and were made anew.
+    /// Fragments that were missing or damaged, and were rebuilt.
     pub found_count: u64,
     /// Estimated seconds until it ends; absent until the stores have listed theirs, and once it has ended.
     pub left_seconds: Option<u64>,
@@ -302,7 +302,7 @@ async fn list_returned(
 }
 
 /// Lets all stores list their fragments, and verifies a sample of the segments by checksum. What is missing or damaged is
-/// made anew. Returns whether there was any. It breaks off when a store comes or goes.
+/// rebuilt. Returns whether there was any. It breaks off when a store comes or goes.
 async fn check(
     pool: &Pool,
     state: &RebuildState,

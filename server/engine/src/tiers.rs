@@ -41,7 +41,7 @@ pub struct TiersStatus {
     pub dropped: Amount,
     /// Segments brought back since the start.
     pub brought_back: Amount,
-    /// Objects that were not what their fragments are, and were written anew, since the start.
+    /// Objects that were not what their fragments are, and were rewritten, since the start.
     pub rewritten_count: u64,
     /// Cause of the last failure, until a segment succeeds.
     pub failure: Option<String>,

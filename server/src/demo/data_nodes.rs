@@ -1,5 +1,5 @@
 //! The demo on data nodes: some of them are killed, everything is read back without them, and their fragments are
-//! made anew on a spare one.
+//! rebuilt on a spare one.
 //!
 //! Invariants:
 //! - As many data nodes are killed as the scheme survives, two at most.
@@ -371,7 +371,7 @@ impl<'a> World<'a> {
         Ok(spare)
     }
 
-    /// Waits until no segment lacks a fragment. Returns the bytes that were made anew.
+    /// Waits until no segment lacks a fragment. Returns the bytes that were rebuilt.
     fn wait_until_whole(&self, stop: &Stop) -> Result<u64> {
         let begun = SystemClock.now();
         loop {

@@ -90,7 +90,7 @@ pub struct CodedOptions {
     /// Time for which a store must have failed before a segment goes without the fragment that it would get.
     /// Until then the write fails, and its caller tries again.
     pub debt_after: Duration,
-    /// Time after which a store that is away counts as lost: its fragments are made anew elsewhere.
+    /// Time after which a store that is away counts as lost: its fragments are rebuilt elsewhere.
     pub lost_after: Duration,
 }
 
@@ -111,7 +111,7 @@ pub struct StoreState {
     pub is_staying: bool,
     /// Why others are asked first although it works: its answers are late.
     pub lateness: Option<String>,
-    /// It has been away for so long that its fragments are made anew elsewhere.
+    /// It has been away for so long that its fragments are rebuilt elsewhere.
     pub is_lost: bool,
     /// Time since it was last asked to take a fragment; the longest time if it never was.
     pub quiet_for: Duration,

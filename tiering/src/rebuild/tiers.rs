@@ -4,7 +4,7 @@
 //! - Order: what is written is durable, then the map names it, then what it replaces is deleted, after a while and not
 //!   while a copy holds the segment.
 //! - Fragments are dropped only if the whole object was read back in the same step and has the bytes of the image that
-//!   the fragments give. An object with other bytes is written anew from fragments that verify, and nothing is dropped.
+//!   the fragments give. An object with other bytes is rewritten from fragments that verify, and nothing is dropped.
 //! - Fragments that are brought back have a generation above all that was ever written of the segment from other cuts,
 //!   so a fragment on a store that was away meanwhile is not taken for one of them. It is the number of the next commit:
 //!   a generation is at most the number of the commit that recorded it, because a commit raises that of a segment by

@@ -167,7 +167,7 @@ fn segments_for_which_too_few_domains_are_left_are_short() {
     // A full store keeps what it has: a segment there lacks nothing.
     let there = survey(&all, &[coded(20, 2, &[1, 2, 4])]).now;
     assert_eq!((there.lacking, there.short), (amount(0, 0), amount(0, 0)));
-    // What leaves can be read, and is made anew elsewhere.
+    // What leaves can be read, and is rebuilt elsewhere.
     all[0].is_staying = false;
     all[0].is_taking = false;
     all[3].is_taking = true;
@@ -221,7 +221,7 @@ fn segment_that_is_an_object_too_survives_everything() {
     assert_eq!(survivals(&found.now), [(Some(0), 20), (Some(ANY_LOSS), 400)]);
     let then = found.then.as_ref().expect("one is taken as gone");
     assert_eq!(survivals(then), [(None, 20), (Some(ANY_LOSS), 400)]);
-    // Its fragments are made anew all the same.
+    // Its fragments are rebuilt all the same.
     assert_eq!((found.unavailable, then.lacking), (amount(1, 20), amount(2, 420)));
     assert_eq!(found.now.domains["rack 2"], amount(1, 20));
     assert_eq!((found.space.coded, found.space.copied), (amount(2, 420), amount(1, 400)));

@@ -1,4 +1,4 @@
-//! What segments would survive, fragments made anew or moved, and segments that change their tiers, for the callers of
+//! What segments would survive, fragments rebuilt or moved, and segments that change their tiers, for the callers of
 //! the tier.
 
 use super::Tier;

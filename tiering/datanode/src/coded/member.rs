@@ -84,7 +84,7 @@ impl Member {
         self.weight.store(weight, Ordering::Relaxed);
     }
 
-    /// Whether the store has been away for so long that its fragments are made anew elsewhere.
+    /// Whether the store has been away for so long that its fragments are rebuilt elsewhere.
     pub(super) fn is_lost(&self) -> bool {
         self.health.away_for() >= self.lost_after
     }

@@ -1,4 +1,4 @@
-//! Fragments that a segment lacks are made anew from others.
+//! Fragments that a segment lacks are rebuilt from others.
 //!
 //! Invariants:
 //! - A fragment is made only from fragments whose header and checksums verify.

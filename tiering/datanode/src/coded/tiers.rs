@@ -25,7 +25,7 @@ use tiering::segment::{
 use tiering::segment_store::{SegmentStore, StoredFragment};
 
 impl CodedSegments {
-    /// Whether the fragments are to be dropped: nothing is made anew of them.
+    /// Whether the fragments are to be dropped: nothing is rebuilt of them.
     pub(super) fn is_leaving_tier(&self, fragments: &Fragments) -> bool {
         self.is_emptying && fragments.is_copied
     }

@@ -380,7 +380,7 @@ async fn pool_moves_to_the_object_store_and_back() {
     let policy = TierPolicy { tiers: Tiers::ObjectStore, ..BOTH };
     let number = pool.plan(policy).await.copy[0];
     assert!(matches!(pool.step(number, TierStep::Copy).await, TierOutcome::Done(_)));
-    // Whatever its heat, and nothing is made anew of what leaves.
+    // Whatever its heat, and nothing is rebuilt of what leaves.
     pool.segments.set_weight(StoreId(1), 0);
     assert_eq!(pool.rebuild(number).await.fragment_count, 0);
     assert_eq!(pool.plan(policy).await.drop, [number]);
