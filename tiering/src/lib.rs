@@ -28,7 +28,6 @@ mod outage;
 mod places;
 mod pool;
 mod read;
-mod read_times;
 pub mod rebuild;
 pub mod reclaim;
 mod recording_store;

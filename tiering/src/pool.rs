@@ -10,11 +10,13 @@
 
 mod exclusions;
 mod metadata;
+mod read_times;
 mod segments;
 
 pub use exclusions::Excluded;
 pub(crate) use exclusions::Exclusions;
 pub(crate) use metadata::Metadata;
+pub(crate) use read_times::ReadTimes;
 pub(crate) use segments::Segments;
 
 use crate::keys::VolumeKeys;

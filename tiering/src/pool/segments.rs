@@ -1,9 +1,9 @@
 //! The stored data of the pool: its segments, the reader of their frames, and what is left over.
 
+use super::read_times::ReadTimes;
 use crate::fetch::Frames;
 use crate::heat::Heat;
 use crate::leftovers::Leftovers;
-use crate::read_times::ReadTimes;
 use crate::segment_store::SegmentStore;
 use std::sync::Arc;
 

@@ -8,8 +8,8 @@
 //! - Memory is bounded by [`GROUPS_MAX`]. Beyond it, all segments count as read at that time.
 //! - The groups in memory are additions to those in the metadata: of two times of a segment, the later one counts.
 
+use super::Metadata;
 use crate::map::read_times::{GROUP_SEGMENTS, Times, TimesChange, place_of};
-use crate::pool::Metadata;
 use block::Result;
 use block::env::Clock;
 use parking_lot::{Mutex, RwLock};
