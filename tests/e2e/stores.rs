@@ -20,10 +20,8 @@ pub const VOLUMES: &[(&str, &str)] = &[("db", "16MiB"), ("log", "16MiB")];
 const SECTORS: u64 = (16 << 20) / 512;
 /// Length of the reads of which some may be refused.
 const PART_BYTES: u32 = 16 << 10;
-/// Parts of a volume.
-const PARTS: usize = (SECTORS * 512) as usize / PART_BYTES as usize;
-/// Parts that are asked for at a time. Chosen by hand: a socket has room for the requests.
-const PARTS_AT_ONCE: usize = 128;
+/// Parts of each volume that are asked for at once. Chosen by hand: a socket has room for the requests.
+pub const PARTS: usize = 128;
 
 /// Makes a daemon, not started, on an S3 server reached at `address`.
 pub fn on_s3(settings: &str, volumes: &[(&str, &str)], address: &str) -> Daemon {
@@ -182,16 +180,10 @@ impl History {
         Ok(())
     }
 
-    /// Asks each volume for the first parts, and does not wait. Returns the cookies for [`History::end_reads`].
+    /// Asks each volume for the first [`PARTS`] parts, and does not wait. Returns the cookies for [`History::end_reads`].
     pub fn begin_reads(&self, connections: &mut [Connection]) -> Vec<Vec<u64>> {
-        self.begin_reads_from(connections, 0)
-    }
-
-    /// Asks each volume for [`PARTS_AT_ONCE`] parts from this one on.
-    fn begin_reads_from(&self, connections: &mut [Connection], first: usize) -> Vec<Vec<u64>> {
         let ask = |connection: &mut Connection| {
-            let parts = (0..PARTS).skip(first).take(PARTS_AT_ONCE);
-            let offsets = parts.map(|part| part as u64 * u64::from(PART_BYTES));
+            let offsets = (0..PARTS as u64).map(|part| part * u64::from(PART_BYTES));
             let sent = offsets.map(|at| connection.submit(CMD_READ, 0, at, PART_BYTES, &[]));
             sent.collect::<std::io::Result<_>>().expect("it is sent")
         };
@@ -201,15 +193,6 @@ impl History {
     /// Waits for the answers. Insists that each part is right or refused with EIO, and returns the number of refused
     /// ones.
     pub fn end_reads(&self, connections: &mut [Connection], sent: &[Vec<u64>]) -> usize {
-        self.end_reads_from(connections, 0, sent)
-    }
-
-    fn end_reads_from(
-        &self,
-        connections: &mut [Connection],
-        first: usize,
-        sent: &[Vec<u64>],
-    ) -> usize {
         let mut refused_count = 0;
         let expected = self.after(self.writes.len());
         for (volume, (connection, sent)) in connections.iter_mut().zip(sent).enumerate() {
@@ -217,7 +200,7 @@ impl History {
             for _ in sent {
                 let reply = connection.receive().expect("it is answered");
                 let part = sent.iter().position(|cookie| *cookie == reply.cookie);
-                let part = first + part.expect("the connection knows its requests");
+                let part = part.expect("the connection knows its requests");
                 match reply.error {
                     0 if reply.payload == parts[part] => {}
                     0 => {
@@ -232,13 +215,10 @@ impl History {
         refused_count
     }
 
-    /// Reads everything, as [`History::end_reads`] does.
+    /// Reads the first parts, as [`History::end_reads`] does.
     pub fn refused_reads(&self, connections: &mut [Connection]) -> usize {
-        let mut read = |first| {
-            let sent = self.begin_reads_from(connections, first);
-            self.end_reads_from(connections, first, &sent)
-        };
-        (0..PARTS).step_by(PARTS_AT_ONCE).map(&mut read).sum()
+        let sent = self.begin_reads(connections);
+        self.end_reads(connections, &sent)
     }
 
     /// Reads the sector of the newest write.
