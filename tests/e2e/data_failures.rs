@@ -372,6 +372,7 @@ fn with_two_dead_nodes(seed: u64, scheme: &str, count: usize) -> (DataNodes, His
         "object-unreadable",
         "destage-failing",
         "data-at-risk",
+        "could not carry out a request",
     ] {
         all.owner.announce(expected);
     }
