@@ -42,7 +42,13 @@ impl DataNodes {
         let settings = text(&[]);
         let plain = settings.split("[data]").next().expect("the beginning");
         let mut owner = Daemon::new(plain, volumes);
-        for expected in ["a data store fails", "data-store-away", "could not upload to the store"] {
+        // A busy machine destages late while nodes hang.
+        for expected in [
+            "a data store fails",
+            "data-store-away",
+            "could not upload to the store",
+            "data-at-risk",
+        ] {
             owner.announce(expected);
         }
         let address = free_address();
