@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 const RECORDS_AT_ONCE: usize = 256;
 /// Maximum number of segments that a walk remembers as lacking; others are found by the next one. Chosen by
 /// hand: 16 MiB of numbers.
-const LACKING_MAX: usize = 1 << 20;
+pub const LACKING_MAX: usize = 1 << 20;
 
 /// How well the segments would survive losses of stores.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -124,7 +124,11 @@ impl Rebuild {
             let (records, next) = self.metadata.map.live_after(last, RECORDS_AT_ONCE).await?;
             for (record, _) in &records {
                 // Of segments in a way that this version does not know, too.
-                if let Placement::Fragments(fragments) = &record.stored().placement {
+                // A restored pool names stores that are not its own.
+                let is_object = self.segments.store.is_object(&record.stored());
+                if let Placement::Fragments(fragments) = &record.stored().placement
+                    && !is_object
+                {
                     let parts = u64::from(fragments.data.max(1));
                     let bytes = u64::from(record.info.object_bytes).div_ceil(parts);
                     for store in fragments.stores().filter(|id| *id != Fragments::NOWHERE) {
@@ -134,7 +138,7 @@ impl Rebuild {
                     }
                 }
                 let segment = record.stored();
-                found.space.add(&segment, self.segments.store.is_object(&segment));
+                found.space.add(&segment, is_object);
                 let Some(state) = self.segments.store.redundancy(&segment) else {
                     continue;
                 };
@@ -287,7 +291,9 @@ impl Rebuild {
             let redundancy = self.segments.store.redundancy(segment);
             redundancy.is_some_and(|redundancy| redundancy.is_lacking)
         };
-        matches!(cause, object_store::Error::NotFound { .. }) || is_lacking()
+        matches!(cause, object_store::Error::NotFound { .. })
+            || is_lacking()
+            || self.segments.store.is_lost(segment)
     }
 
     /// Waits for the turn to change where a segment is.

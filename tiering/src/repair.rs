@@ -198,10 +198,17 @@ impl Repair {
                 }
             }
         };
-        match self.look_at_own(&current).await? {
-            Ok(found) => Ok(found),
-            Err(why) => self.repair(&current, why, None).await,
+        let found = match self.look_at_own(&current).await? {
+            Ok(found) => found,
+            Err(why) => return self.repair(&current, why, None).await,
+        };
+        // It counts as what survives the loss of all data stores.
+        if current.placement.is_copied() && self.rebuild.mend_object(current.info.number).await? {
+            self.repaired_count.fetch_add(1, Ordering::Relaxed);
+            let why = "its object was missing or damaged".to_owned();
+            return Ok(Finding::Repaired { why, source: "its fragments".to_owned() });
         }
+        Ok(found)
     }
 
     /// The segment as the map names it now.

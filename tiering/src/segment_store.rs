@@ -152,6 +152,11 @@ pub trait SegmentStore: std::fmt::Debug + Send + Sync {
         None
     }
 
+    /// Whether a segment in fragments has too few of them on stores that are not lost, whatever the others may still have.
+    fn is_lost(&self, _: &StoredSegment) -> bool {
+        false
+    }
+
     /// Whether a segment is an object of the object store, whatever its placement names.
     fn is_object(&self, _: &StoredSegment) -> bool {
         true

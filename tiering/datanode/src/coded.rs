@@ -572,6 +572,12 @@ impl SegmentStore for CodedSegments {
         self.redundancy_of(segment)
     }
 
+    fn is_lost(&self, segment: &StoredSegment) -> bool {
+        let Ok(Some(coded)) = self.coded(segment) else { return false };
+        let is_there = |id: &u32| self.member(*id).is_some_and(|member| !member.is_lost());
+        coded.fragments.stores().filter(is_there).count() < coded.scheme.data()
+    }
+
     fn is_object(&self, segment: &StoredSegment) -> bool {
         matches!(segment.placement, Placement::Object) || self.is_foreign(&segment.placement)
     }
@@ -579,7 +585,9 @@ impl SegmentStore for CodedSegments {
     async fn rebuild(&self, segment: &StoredSegment, depth: Depth) -> Result<Rebuilt> {
         match self.coded(segment)? {
             None => Ok(Rebuilt::default()),
-            Some(coded) if self.is_leaving_tier(&coded.fragments) => Ok(Rebuilt::default()),
+            Some(coded) if self.is_leaving_tier(&coded.fragments) => {
+                Ok(Rebuilt { is_unsure: true, ..Rebuilt::default() })
+            }
             Some(coded) => self.rebuild_coded(&coded, depth).await,
         }
     }

@@ -10,8 +10,8 @@
 
 use super::Metadata;
 use crate::map::read_times::{GROUP_SEGMENTS, Times, TimesChange, place_of};
-use block::Result;
 use block::env::Clock;
+use block::{Error, ErrorKind, Result};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -167,7 +167,7 @@ impl ReadTimes {
     ///
     /// # Errors
     /// Database errors; the reads stay in memory then.
-    pub(crate) async fn save_sometimes(&self, metadata: &Metadata) -> Result<()> {
+    pub(crate) async fn save_sometimes(&self, metadata: &Arc<Metadata>) -> Result<()> {
         if !self.is_on() {
             return Ok(());
         }
@@ -188,7 +188,7 @@ impl ReadTimes {
     ///
     /// # Errors
     /// Database errors; the reads stay in memory then.
-    pub(crate) async fn save(&self, metadata: &Metadata) -> Result<()> {
+    pub(crate) async fn save(&self, metadata: &Arc<Metadata>) -> Result<()> {
         if !self.is_on() {
             return Ok(());
         }
@@ -202,7 +202,7 @@ impl ReadTimes {
         saved
     }
 
-    async fn save_groups(&self, metadata: &Metadata, dirty: &[u64]) -> Result<()> {
+    async fn save_groups(&self, metadata: &Arc<Metadata>, dirty: &[u64]) -> Result<()> {
         let mut rest = dirty;
         loop {
             let (chunk, more) = rest.split_at(rest.len().min(GROUPS_AT_ONCE));
@@ -212,8 +212,7 @@ impl ReadTimes {
                 let recorded = metadata.map.read_times(*group).await?;
                 change.put.push((*group, self.merged(*group, recorded)));
             }
-            let mut writer = metadata.writer.lock().await;
-            metadata.map.set_read_times(&mut writer, &change).await?;
+            record(metadata, change).await?;
             rest = more;
             if rest.is_empty() {
                 return Ok(());
@@ -236,7 +235,7 @@ impl ReadTimes {
     /// Database errors.
     pub(crate) async fn prune(
         &self,
-        metadata: &Metadata,
+        metadata: &Arc<Metadata>,
         living: &BTreeSet<u64>,
         below: u64,
     ) -> Result<()> {
@@ -250,8 +249,7 @@ impl ReadTimes {
                 self.groups.write().retain(|group, _| !deleted.contains(group));
                 let open_seconds = self.open_seconds();
                 let change = TimesChange { open_seconds, deleted, ..TimesChange::default() };
-                let mut writer = metadata.writer.lock().await;
-                metadata.map.set_read_times(&mut writer, &change).await?;
+                record(metadata, change).await?;
             }
             match found.last() {
                 Some(end) if found.len() == GROUPS_AT_ONCE => last = Some(*end),
@@ -259,6 +257,19 @@ impl ReadTimes {
             }
         }
     }
+}
+
+/// Records a change in a task of its own, so that a caller that gives up does not leave the map half changed.
+async fn record(metadata: &Arc<Metadata>, change: TimesChange) -> Result<()> {
+    let metadata = Arc::clone(metadata);
+    let task = tokio::spawn(async move {
+        let mut writer = metadata.writer.lock().await;
+        metadata.map.set_read_times(&mut writer, &change).await
+    });
+    let recorded = task.await.map_err(|cause| {
+        Error::with_source(ErrorKind::Io, "record when segments were last read", cause)
+    });
+    recorded?
 }
 
 #[cfg(test)]

@@ -141,28 +141,73 @@ impl Rebuild {
     /// Lets the object be all that there is of a segment, if it is whole.
     async fn drop_fragments(&self, segment: &StoredSegment) -> Result<TierOutcome> {
         let store = &self.segments.store;
-        let image = store.read_fragments(segment).await;
-        let image = image.map_err(failed("read the fragments of", segment))?;
-        let is_same = match store.read_object(segment).await {
-            Ok(object) => object == image,
-            Err(object_store::Error::NotFound { .. }) => false,
+        let image = match store.read_fragments(segment).await {
+            Ok(image) => Some(image),
+            // There is nothing to compare with, and nothing to lose.
+            Err(cause) if self.is_too_little_left(segment, &cause) => None,
+            Err(cause) => return Err(failed("read the fragments of", segment)(cause)),
+        };
+        let object = match store.read_object(segment).await {
+            Ok(object) => Some(object),
+            Err(object_store::Error::NotFound { .. }) => None,
             Err(cause) => return Err(failed("read back the object of", segment)(cause)),
         };
-        if !is_same && !self.pool.seeded_bugs.dropped_uncompared {
-            self.check_image(segment, &image).await?;
-            let bytes = image.len() as u64;
-            self.put_object(segment, image).await?;
-            tracing::warn!(
-                object = %segment.info.name(),
-                "an object was not what its fragments are, and was written anew from them"
-            );
-            return Ok(TierOutcome::Rewritten(bytes));
+        match (image, object) {
+            (None, None) => return Err(damaged("the object of", segment, "it is not there")),
+            (None, Some(object)) => {
+                if let Some(why) = self.pool.verify(&segment.info, &object).await? {
+                    return Err(damaged("the object of", segment, &why));
+                }
+            }
+            (Some(image), object)
+                if object.as_ref() != Some(&image) && !self.pool.seeded_bugs.dropped_uncompared =>
+            {
+                self.check_image(segment, &image).await?;
+                let bytes = image.len() as u64;
+                self.rewrite_object(segment, image).await?;
+                return Ok(TierOutcome::Rewritten(bytes));
+            }
+            (Some(_), _) => {}
         }
         if self.pool.seeded_bugs.dropped_early {
             let deleted = store.delete_moved(segment, &Placement::Object).await;
             deleted.map_err(failed("delete the fragments of", segment))?;
         }
         self.done(segment, Placement::Object).await
+    }
+
+    /// Verifies the object of a segment that is in fragments, too, and writes it anew from these unless it is whole.
+    /// Returns whether it was written.
+    ///
+    /// # Errors
+    /// Like [`Rebuild::change_tiers`].
+    pub(crate) async fn mend_object(&self, number: SegmentNumber) -> Result<bool> {
+        let _turn = self.turn(number).await;
+        let _hold = self.segments.leftovers.hold_one(number);
+        let Some(segment) = self.current(number).await? else { return Ok(false) };
+        if !segment.placement.is_copied() || self.segments.store.is_object(&segment) {
+            return Ok(false);
+        }
+        match self.segments.store.read_object(&segment).await {
+            Ok(object) if self.pool.verify(&segment.info, &object).await?.is_none() => {
+                return Ok(false);
+            }
+            Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+            Err(cause) => return Err(failed("read the object of", &segment)(cause)),
+        }
+        let image = self.image_of(&segment).await?;
+        self.rewrite_object(&segment, image).await?;
+        Ok(true)
+    }
+
+    /// Writes the object of a segment once more, from fragments that verify.
+    async fn rewrite_object(&self, segment: &StoredSegment, image: Bytes) -> Result<()> {
+        self.put_object(segment, image).await?;
+        tracing::warn!(
+            object = %segment.info.name(),
+            "an object was not what its fragments are, and was written anew from them"
+        );
+        Ok(())
     }
 
     /// Writes the fragments of a segment that is an object.

@@ -29,7 +29,11 @@ impl Rebuild {
         };
         let mut deleted_count = 0;
         while let Some(found) = listing.try_next().await.map_err(failed)? {
-            let record = self.metadata.map.find_segment(found.segment.number.0).await?;
+            let record = match self.metadata.map.find_segment(found.segment.number.0).await {
+                // `fsck` reports it.
+                Err(error) if error.kind() == ErrorKind::Corrupt => continue,
+                record => record?,
+            };
             let is_needless = record.is_some_and(|record| {
                 record.info.id == found.segment.id && !names(&record.placement, &found)
             });
@@ -51,7 +55,11 @@ impl Rebuild {
         if is_leaving || self.segments.leftovers.is_held(number) {
             return Ok(false);
         }
-        let Some(current) = self.current(number).await? else { return Ok(false) };
+        let current = match self.current(number).await {
+            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(false),
+            current => current?,
+        };
+        let Some(current) = current else { return Ok(false) };
         let newest = match &current.placement {
             // That of an attempt to bring it back is higher.
             Placement::Object => self.metadata.writer.lock().await.root().commit_number,

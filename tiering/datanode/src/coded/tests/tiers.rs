@@ -3,6 +3,7 @@
 use super::*;
 use block::{Lsn, Result, VolumeId};
 use std::sync::atomic::AtomicBool;
+use tiering::Finding;
 use tiering::rebuild::RebuildReport;
 use tiering::segment_store::ANY_LOSS;
 use tiering::testing::seed_bugs_of_tiers;
@@ -262,6 +263,44 @@ async fn object_that_differs_from_the_fragments_is_written_anew_and_not_relied_o
     pool.plan(BOTH).await;
     assert_eq!(pool.world.all_fragments().await, []);
     assert_eq!(pool.read(0, bytes.len()).await.expect("the object is whole"), bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scrub_verifies_the_object_beside_fragments_and_writes_it_once_more() {
+    let pool = Pool::new("2+1", 3, Tiers::Both).await;
+    let bytes = pool.write(1, 0).await;
+    let number = pool.copied().await;
+    let scrub = async || {
+        pool.tier.scrub_next(number - 1).await.expect("all answer").expect("it is there").finding
+    };
+    assert!(matches!(scrub().await, Finding::Whole { .. }));
+    pool.damage_object().await;
+    assert!(matches!(scrub().await, Finding::Repaired { .. }));
+    let path = pool.object().await.expect("it is there");
+    pool.objects.inner().delete(&path).await.expect("it deletes");
+    assert!(matches!(scrub().await, Finding::Repaired { .. }));
+    assert!(matches!(scrub().await, Finding::Whole { .. }));
+    (1..=3).for_each(|id| pool.world.kill(id));
+    assert_eq!(pool.read(0, bytes.len()).await.expect("the object is whole"), bytes);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn object_is_enough_once_the_stores_with_the_fragments_are_lost() {
+    let pool = Pool::new("2+1", 3, Tiers::ObjectStore).await.reopen(Tiers::Both).await;
+    let bytes = pool.write(1, 0).await;
+    let number = pool.copied().await;
+    (1..=2).for_each(|id| pool.world.kill(id));
+    pool.segments.look().await;
+    pool.world.clock.advance(2 * HOUR);
+    // An object that is not the segment is never all that there is.
+    pool.damage_object().await;
+    let refused = pool.tier.change_tiers(number, TierStep::Drop).await.unwrap_err();
+    assert!(refused.to_string().contains("verify the object"), "{refused}");
+    pool.damage_object().await;
+    assert!(matches!(pool.step(number, TierStep::Drop).await, TierOutcome::Done(_)));
+    let (redundancy, _) = pool.tier.redundancy().await.expect("the metadata answer");
+    assert!(redundancy.stores.is_empty(), "nothing names the lost stores: {redundancy:?}");
+    assert_eq!(pool.read(0, bytes.len()).await.expect("the object is there"), bytes);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
