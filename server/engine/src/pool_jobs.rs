@@ -205,6 +205,14 @@ pub async fn run_tiers(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     if !policy.tiers.is_moving() {
         return;
     }
+    // What the copy has is not the pool's own yet.
+    if open.restored.is_some() {
+        let mut complete = open.is_complete.subscribe();
+        tokio::select! {
+            _ = complete.wait_for(|is_complete| *is_complete) => {}
+            _ = stop.wait_for(|stop| *stop) => return,
+        }
+    }
     let mut pause = LOOK_PAUSE;
     // An owner of before, or a store that comes back, may have left fragments that nothing names.
     let (mut is_sweep_due, mut failing) = (true, tiers::failing(&*stores));

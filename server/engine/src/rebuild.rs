@@ -18,7 +18,7 @@ use block::{ConditionKind, Conditions, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
-use tiering::rebuild::Redundancy;
+use tiering::rebuild::{LACKING_MAX, Redundancy};
 use tiering::segment_store::Depth;
 
 /// Shortest and longest pause between two walks while the stores are as they were. Chosen by hand: a walk reads the
@@ -32,8 +32,11 @@ const REST_MAX: Duration = Duration::from_secs(1);
 /// Of so many segments, the check after a rebuild verifies one by checksum. Chosen by hand.
 const SAMPLE: u64 = 16;
 /// Time without a write after which a store that is to be empty counts as empty, once no segment names it. Chosen by hand:
-/// far longer than the commit of a segment that was written there takes.
-const QUIET: Duration = Duration::from_secs(20);
+/// reclaim commits what it has written two minutes later at most.
+const QUIET: Duration = Duration::from_secs(150);
+/// Pause before a check that did not find all fragments is repeated while the stores are as they were. Chosen by hand: it
+/// reads a part of the pool.
+const CHECK_PAUSE: Duration = Duration::from_secs(3600);
 /// Subject of the condition.
 const POOL: &str = "pool";
 
@@ -83,7 +86,12 @@ pub struct RebuildState {
     status: Mutex<RebuildStatus>,
     /// Numbers of the stores that were away when the job last looked, or that have not listed their fragments since.
     away: Mutex<BTreeSet<u32>>,
+    /// When the last check ended without all fragments, and how the stores were.
+    failed_check: Mutex<Option<(Instant, Vec<StoreSeen>)>>,
 }
+
+/// Whether a store fails, is lost, and is to be empty.
+type StoreSeen = (bool, bool, bool);
 
 impl RebuildState {
     /// Returns the state.
@@ -95,7 +103,7 @@ impl RebuildState {
 
 /// What decides whether a walk finds something else than the last one: for each store whether it fails, is lost and is
 /// to be empty, and the number of fragments that were not written.
-pub(crate) fn seen(stores: &dyn OpenDataStores) -> (Vec<(bool, bool, bool)>, u64) {
+pub(crate) fn seen(stores: &dyn OpenDataStores) -> (Vec<StoreSeen>, u64) {
     let status = stores.status();
     let states = status.stores.iter().map(|store| {
         (store.failure.is_some(), store.is_lost, store.is_draining || store.is_leaving)
@@ -155,6 +163,7 @@ pub(crate) async fn round(
     let mut is_any = false;
     let pace = Pace::new(pool, clock);
     loop {
+        let quiet = quiet(&emptying(stores), stores, conditions);
         let emptying_at_first = emptying(stores);
         let (found, lacking) = pool.tier().redundancy().await?;
         show(conditions, &found, stores.status().parity_count);
@@ -163,7 +172,7 @@ pub(crate) async fn round(
             true => emptying_at_first.difference(&named).copied().collect(),
             false => BTreeSet::new(),
         };
-        let empty = quiet(&unnamed, stores, conditions);
+        let empty: BTreeSet<u32> = unnamed.intersection(&quiet).copied().collect();
         // It may be so after the next walk.
         is_any |= empty != unnamed;
         if found.is_complete
@@ -174,8 +183,18 @@ pub(crate) async fn round(
                 "could not take data stores out of the list that hold nothing any more"
             );
         }
+        let is_complete = found.is_complete;
+        let is_away = stores
+            .status()
+            .stores
+            .iter()
+            .any(|store| store.failure.is_some() && named.contains(&store.number));
         {
             let mut status = state.status.lock();
+            if found.lacking_count > 0 || is_away {
+                // What it has said does not hold any more.
+                status.check = None;
+            }
             status.redundancy = Some(found);
             status.empty = empty;
         }
@@ -195,6 +214,10 @@ pub(crate) async fn round(
             let is_checked = status.check.as_ref().is_some_and(|check| check.is_whole);
             is_rebuilt && status.fragment_count > 0 && !is_checked
         };
+        let has_failed = state.failed_check.lock().as_ref().is_some_and(|(ended, seen)| {
+            clock.since(*ended) < CHECK_PAUSE && *seen == self::seen(stores).0
+        });
+        let is_due = is_due && is_complete && !is_away && !has_failed;
         return match is_due && check(pool, state, stores, &named, &pace).await? {
             true => Ok(true),
             false => Ok(is_any),
@@ -204,7 +227,7 @@ pub(crate) async fn round(
 
 /// Those of the stores to which nothing was written for a while. What was written to others may be about to be named.
 fn quiet(
-    unnamed: &BTreeSet<u32>,
+    among: &BTreeSet<u32>,
     stores: &dyn OpenDataStores,
     conditions: &Conditions,
 ) -> BTreeSet<u32> {
@@ -215,7 +238,7 @@ fn quiet(
     }
     let status = stores.status();
     let quiet = status.stores.iter().filter(|store| store.quiet_for >= QUIET);
-    quiet.map(|store| store.number).filter(|number| unnamed.contains(number)).collect()
+    quiet.map(|store| store.number).filter(|number| among.contains(number)).collect()
 }
 
 /// Rebuilds these segments. It breaks off when a command drains stores meanwhile: they have segments that were not
@@ -295,8 +318,10 @@ async fn list_returned(
                 "a data store that was away lacks fragments that it had"
             );
         }
+        if unlisted.len() < LACKING_MAX {
+            state.away.lock().remove(&store);
+        }
         is_any |= rebuild_all(pool, state, stores, unlisted, pace).await?;
-        state.away.lock().remove(&store);
     }
     Ok(is_any)
 }
@@ -324,6 +349,7 @@ async fn check(
         match pool.tier().unlisted(*store).await {
             Ok(unlisted) => {
                 found.listed_count += 1;
+                is_whole &= unlisted.len() < LACKING_MAX;
                 for number in unlisted {
                     is_whole &= examine(pool, state, number, Depth::Presence, &mut found).await?;
                 }
@@ -361,6 +387,7 @@ async fn check(
         }
     }
     (found.is_whole, found.left_seconds) = (is_whole, None);
+    *state.failed_check.lock() = (!is_whole).then(|| (pace.clock.now(), seen));
     let CheckStatus { listed_count, segment_count, verified_count, found_count, .. } = found;
     tracing::info!(
         is_whole,

@@ -4,19 +4,27 @@
 //! - The job has no state but the map: a walk finds what is left to do, after a restart and with the next owner.
 //! - The rebuild of what segments lack comes first, unless all of them leave the data stores.
 //! - The job gives way to clients: while there are any, it rests as long as each segment took, up to a second.
-//! - A store that fails ends the pass. The next one comes after a pause, which grows.
+//! - A kind of step ends for a pass when several in a row have failed, and the other kinds go on: space comes back even if
+//!   nothing can be written to the data stores. The next pass comes after a pause, which grows, and leaves out for a while
+//!   the segments that have failed, so that a few which cannot be moved do not keep others from it.
 
 use crate::data_stores::OpenDataStores;
 use crate::rebuild::{Pace, RebuildState, WALK_PAUSE};
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tiering::survey::Amount;
 use tiering::tiers::{TierOutcome, TierPlan, TierStep, Tiers};
 
-/// Failures in a row that end a pass. Chosen by hand: one segment may be damaged, and several mean a store.
+/// Failures in a row that end a kind of step. Chosen by hand: one segment may be damaged, and several mean a store.
 const FAILURES_MAX: u32 = 3;
+/// Time for which a segment that has failed is left out; it doubles up to the second. Chosen by hand: the first is longer
+/// than the pause after a pass, so that the next one tries others.
+const AGAIN_AFTER: Duration = Duration::from_secs(10);
+const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
+/// Maximum number of segments that are left out. Chosen by hand: 1 MiB.
+const FAILED_MAX: usize = 1 << 14;
 /// Bounds of the pause after a pass that failed. Chosen by hand.
 const FAILED_PAUSE: Duration = Duration::from_secs(5);
 const FAILED_PAUSE_MAX: Duration = Duration::from_secs(300);
@@ -76,19 +84,48 @@ impl TiersStatus {
 
 /// Shared state of the job.
 #[derive(Debug, Default)]
-pub struct TiersState(Mutex<TiersStatus>);
+pub struct TiersState {
+    status: Mutex<TiersStatus>,
+    /// The segments that have failed: until when they are left out, and for how long the last time.
+    failed: Mutex<BTreeMap<u64, (Instant, Duration)>>,
+}
 
 impl TiersState {
     /// Returns the state.
     #[must_use]
     pub fn status(&self) -> TiersStatus {
-        self.0.lock().clone()
+        self.status.lock().clone()
     }
 
     fn set_plan(&self, plan: &TierPlan) {
-        let mut state = self.0.lock();
+        let mut state = self.status.lock();
         (state.to_copy, state.to_drop) = (plan.to_copy, plan.to_drop);
         state.to_bring_back = plan.to_bring_back;
+    }
+}
+
+impl TiersState {
+    /// Notes that a segment has failed.
+    fn note_failed(&self, number: u64, now: Instant) {
+        let mut failed = self.failed.lock();
+        let earlier = failed.get(&number).map(|(_, pause)| *pause * 2);
+        let pause = earlier.unwrap_or(AGAIN_AFTER).min(AGAIN_AFTER_MAX);
+        failed.insert(number, (now + pause, pause));
+        if failed.len() > FAILED_MAX {
+            failed.pop_first();
+        }
+    }
+
+    fn note_done(&self, number: u64) {
+        self.failed.lock().remove(&number);
+    }
+
+    /// Takes out the segments that have failed a short while ago. Returns whether there were any.
+    fn leave_out(&self, numbers: &mut Vec<u64>, now: Instant) -> bool {
+        let failed = self.failed.lock();
+        let count = numbers.len();
+        numbers.retain(|number| failed.get(number).is_none_or(|(until, _)| now >= *until));
+        numbers.len() < count
     }
 }
 
@@ -143,33 +180,41 @@ pub(crate) async fn pass(
         (TierStep::Copy, plan.copy),
         (TierStep::Drop, plan.drop),
     ];
-    let steps = steps
-        .into_iter()
-        .flat_map(|(step, numbers)| numbers.into_iter().map(move |number| (step, number)));
     let pace = Pace::new(pool, clock);
-    let (mut outcome, mut failure_count) = (Pass::Idle, 0);
-    for (step, number) in steps {
-        if !is_next() {
-            return Ok(outcome);
-        }
-        let begun: Instant = clock.now();
-        let changed = pool.tier().change_tiers(number, step).await;
-        state.0.lock().note(step, &changed);
-        match changed {
-            Ok(TierOutcome::Needless) => {}
-            Ok(TierOutcome::Done(_) | TierOutcome::Rewritten(_)) => {
-                (outcome, failure_count) = (Pass::Moved, 0);
+    let (mut is_moved, mut is_failed) = (false, false);
+    for (step, mut numbers) in steps {
+        is_failed |= state.leave_out(&mut numbers, clock.now());
+        let mut failure_count = 0;
+        for number in numbers {
+            if !is_next() {
+                return Ok(if is_moved { Pass::Moved } else { Pass::Idle });
             }
-            Err(error) => {
-                failure_count += 1;
-                if failure_count >= FAILURES_MAX || is_final(&error) {
-                    return if is_final(&error) { Err(error) } else { Ok(Pass::Failed) };
+            let begun: Instant = clock.now();
+            let changed = pool.tier().change_tiers(number, step).await;
+            state.status.lock().note(step, &changed);
+            match changed {
+                Ok(TierOutcome::Needless) => {}
+                Ok(TierOutcome::Done(_) | TierOutcome::Rewritten(_)) => {
+                    (is_moved, failure_count) = (true, 0);
+                    state.note_done(number);
+                }
+                Err(error) if is_final(&error) => return Err(error),
+                Err(_) => {
+                    (is_failed, failure_count) = (true, failure_count + 1);
+                    state.note_failed(number, clock.now());
+                    if failure_count >= FAILURES_MAX {
+                        break;
+                    }
                 }
             }
+            pace.rest(begun).await;
         }
-        pace.rest(begun).await;
     }
-    Ok(if failure_count > 0 { Pass::Failed } else { outcome })
+    Ok(match (is_moved, is_failed) {
+        (_, true) => Pass::Failed,
+        (true, false) => Pass::Moved,
+        (false, false) => Pass::Idle,
+    })
 }
 
 fn is_final(error: &Error) -> bool {
@@ -192,6 +237,38 @@ mod tests {
         assert_eq!(pause_after(Pass::Failed, seconds(1), day), FAILED_PAUSE);
         assert_eq!(pause_after(Pass::Failed, seconds(30), day), seconds(60));
         assert_eq!(pause_after(Pass::Failed, seconds(200), day), FAILED_PAUSE_MAX);
+    }
+
+    #[test]
+    fn segments_that_have_failed_are_left_out_for_a_while() {
+        use block::env::Clock as _;
+        let clock = block::env::ManualClock::new();
+        let state = TiersState::default();
+        let rest = |numbers: &[u64]| {
+            let mut numbers = numbers.to_vec();
+            let is_any = state.leave_out(&mut numbers, clock.now());
+            (numbers, is_any)
+        };
+        state.note_failed(3, clock.now());
+        clock.advance(AGAIN_AFTER / 2);
+        state.note_failed(5, clock.now());
+        assert_eq!(rest(&[2, 3, 4, 5]), (vec![2, 4], true));
+        clock.advance(AGAIN_AFTER / 2);
+        assert_eq!(rest(&[2, 3, 4, 5]), (vec![2, 3, 4], true));
+        assert_eq!(rest(&[2, 3]), (vec![2, 3], false));
+        // For twice as long each time, until it is done.
+        state.note_failed(3, clock.now());
+        clock.advance(AGAIN_AFTER);
+        assert_eq!(rest(&[3]), (vec![], true));
+        (0..9).for_each(|_| state.note_failed(3, clock.now()));
+        clock.advance(AGAIN_AFTER_MAX);
+        assert_eq!(rest(&[3]), (vec![3], false));
+        state.note_done(3);
+        state.note_failed(3, clock.now());
+        clock.advance(AGAIN_AFTER);
+        assert_eq!(rest(&[3]), (vec![3], false));
+        (0..2 * FAILED_MAX as u64).for_each(|number| state.note_failed(number, clock.now()));
+        assert_eq!(state.failed.lock().len(), FAILED_MAX);
     }
 
     #[test]

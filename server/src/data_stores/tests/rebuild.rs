@@ -11,7 +11,7 @@ use tokio::sync::watch;
 const SAMPLE: u64 = 16;
 
 /// The fragments in a store, with their files.
-fn fragments(store: &Path) -> Vec<(FragmentName, PathBuf)> {
+pub(super) fn fragments(store: &Path) -> Vec<(FragmentName, PathBuf)> {
     let mut found = Vec::new();
     let mut folders = vec![store.join("fragments")];
     while let Some(folder) = folders.pop() {

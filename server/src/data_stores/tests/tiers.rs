@@ -102,6 +102,32 @@ async fn object_store_that_takes_nothing_shows_in_the_status_and_is_tried_again(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn segments_that_cannot_be_moved_do_not_keep_others_from_it() {
+    let place = Place::new("1+1", 2).with_tiers("both");
+    let open = place.open().await.unwrap();
+    for from in [100, 200, 300, 400] {
+        write(&open, from).await;
+    }
+    let policy = stores_of(&open).status().policy;
+    let numbers = open.pool.tier().tier_plan(policy).await.unwrap().copy;
+    assert!(numbers.len() > 6, "{numbers:?}");
+    // The first four have lost all fragments.
+    let lost = &numbers[..4];
+    for store in &place.stores {
+        for (name, path) in super::rebuild::fragments(store) {
+            if lost.contains(&name.segment.number.0) {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+    }
+    let rest = (numbers.len() - lost.len()) as u64;
+    let open = run_until(open, |status| status.copied.segment_count == rest).await;
+    let status = open.tiers.status();
+    assert_eq!(status.to_copy.segment_count, 4, "{status:?}");
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn data_stores_may_leave_once_all_segments_are_objects() {
     let place = Place::new("2+1", 3);
     let open = place.open().await.unwrap();
