@@ -4,6 +4,7 @@ use super::*;
 use datanode::FragmentName;
 use engine::pool_jobs::run_rebuild;
 use engine::rebuild::{CheckStatus, RebuildStatus};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -29,27 +30,29 @@ pub(super) fn fragments(store: &Path) -> Vec<(FragmentName, PathBuf)> {
     found
 }
 
-/// Writes until the second store has fragments of two segments of which the first one has none: the second of these is
-/// in the sample. Returns them.
-async fn two_fragments(place: &Place, open: &OpenPool) -> [(u64, PathBuf); 2] {
-    for round in 1..=100 {
+/// Writes until the stores have fragments of two segments of which the first one has none: the second of these is in
+/// the sample. Returns one fragment of each.
+async fn two_fragments(place: &Place, open: &OpenPool) -> (PathBuf, (u64, PathBuf)) {
+    // Half of the segments have nothing on the first store, and one of 16 is in the sample: that none of 1,600 is
+    // both has a probability of 2^-100.
+    for round in 1..=1600 {
         write(open, round * 100).await;
         let stores: Vec<_> = place.stores.iter().map(|store| fragments(store)).collect();
-        let numbers = |store: usize| stores[store].iter().map(|(name, _)| name.segment.number.0);
-        let counted =
-            |number: u64| (0..stores.len()).flat_map(numbers).filter(|it| *it == number).count();
-        let first: BTreeSet<u64> = numbers(0).collect();
+        let first: BTreeSet<u64> =
+            stores[0].iter().map(|(name, _)| name.segment.number.0).collect();
+        let mut others: BTreeMap<u64, Vec<PathBuf>> = BTreeMap::new();
+        for (name, path) in stores.into_iter().skip(1).flatten() {
+            others.entry(name.segment.number.0).or_default().push(path);
+        }
         // One that a late store has, too, may not be named.
-        let fits = |number: &u64| !first.contains(number) && counted(*number) == 2;
-        let second = stores[1].iter().map(|(name, path)| (name.segment.number.0, path.clone()));
-        let (samples, others): (Vec<_>, Vec<_>) = second
-            .filter(|(number, _)| fits(number))
-            .partition(|(number, _)| number.is_multiple_of(SAMPLE));
-        if let (Some(one), Some(other)) = (others.into_iter().next(), samples.into_iter().next()) {
-            return [one, other];
+        others.retain(|number, paths| paths.len() == 2 && !first.contains(number));
+        let (samples, others): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|(number, _)| number.is_multiple_of(SAMPLE));
+        if let (Some((_, one)), Some((number, other))) = (others.first(), samples.first()) {
+            return (one[0].clone(), (*number, other[0].clone()));
         }
     }
-    panic!("a third of the segments has nothing on the first store");
+    panic!("half of the segments have nothing on the first store");
 }
 
 /// Runs the rebuild until the check after it has ended.
@@ -74,7 +77,7 @@ async fn rebuilt(open: &Arc<OpenPool>) -> CheckStatus {
 async fn rebuild_is_done_once_the_stores_were_asked_for_all_fragments() {
     let place = Place::new("1+1", 4);
     let open = Arc::new(place.open().await.unwrap());
-    let [(_, missing), (number, damaged)] = two_fragments(&place, &open).await;
+    let (missing, (number, damaged)) = two_fragments(&place, &open).await;
     assert_eq!(open.rebuild.status().check, None);
     // A fragment disappears, and another one is damaged, while their records stay as they are.
     std::fs::remove_file(&missing).unwrap();
