@@ -75,11 +75,11 @@ impl CodedSegments {
         // Damaged ones that are found by the way are left to the scrub.
         let (mut read, none) = (moved.clone(), BTreeSet::new());
         let found = self.read_sources(coded, Depth::Presence, &mut read, &none).await?;
-        let image = self.coded_anew(coded, &moved, found, coded.next_generation()).await?;
+        let made = self.made(coded, &moved, found, coded.next_generation()).await?;
         let (mut placement, mut rebuilt) = (Fragments::clone(&coded.fragments), Rebuilt::default());
         let mut failure = None;
         for (index, to) in moves {
-            match self.put_anew(coded, &image, index, to).await {
+            match self.put_made(coded, &made, index, to).await {
                 Ok((place, bytes)) => {
                     let old = std::mem::replace(&mut placement.places[index], place);
                     rebuilt.fragment_count += 1;

@@ -8,15 +8,14 @@
 //!   segment survives is counted from its placement.
 
 use super::health::Way;
-use super::image::{CodedImage, failed_by};
+use super::image::{RebuiltFragments, Source};
 use super::reading::{Coded, is_damage};
 use super::{CodedSegments, names, unknown_store};
 use crate::placing::{StoreId, StoreInfo, candidates};
 use crate::seeded_bugs::seeded_bugs;
-use bytes::Bytes;
-use erasure::codec;
 use erasure::fragment::HEADER_BYTES;
 use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use object_store::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -125,35 +124,47 @@ impl CodedSegments {
             .await
     }
 
-    /// Reads and verifies as many fragments as are needed, or all that are not verified, and adds to the wanted ones
-    /// those that do not verify.
+    /// Reads and verifies the wanted fragments, or else as many as are needed to make them, or all that are not verified,
+    /// and adds to the wanted ones those that do not verify.
     pub(super) async fn read_sources(
         &self,
         coded: &Coded,
         depth: Depth,
         wanted: &mut BTreeSet<usize>,
         verified: &BTreeSet<usize>,
-    ) -> Result<Vec<Option<Bytes>>> {
-        let count = coded.scheme.fragments();
-        let mut found: Vec<Option<Bytes>> = vec![None; count];
+    ) -> Result<Vec<Option<Source>>> {
+        let (count, data) = (coded.scheme.fragments(), coded.scheme.data());
+        let mut found: Vec<Option<Source>> = vec![None; count];
+        let is_enough = |found: &[Option<Source>], wanted: &BTreeSet<usize>| {
+            found.iter().flatten().count() >= data || wanted.iter().all(|it| found[*it].is_some())
+        };
         let mut lost = coded.not_found();
         let order = self.well_first(coded, 0..count);
-        let (rest, first): (Vec<_>, Vec<_>) =
-            order.into_iter().partition(|index| verified.contains(index));
-        for (order, is_all) in [(first, depth == Depth::Checksums), (rest, false)] {
-            let mut reading = futures::stream::iter(order)
-                .map(|index| async move { (index, self.read_verified(coded, index).await) })
-                .buffered(READS_AT_ONCE);
+        // A fragment that only moves is made from itself.
+        let is_first = |index: &usize| match depth {
+            Depth::Checksums => !verified.contains(index),
+            Depth::Presence => wanted.contains(index) && self.is_well(coded, *index),
+        };
+        let (first, rest): (Vec<_>, Vec<_>) = order.into_iter().partition(is_first);
+        for (order, is_all) in [(first, true), (rest, false)] {
+            let (mut order, mut reading) = (order.into_iter(), FuturesUnordered::new());
             loop {
-                let is_enough = found.iter().flatten().count() >= coded.scheme.data();
                 // Verified fragments are read only to make others of them.
-                let is_needless = depth == Depth::Checksums && wanted.is_empty();
-                if !is_all && (is_enough || is_needless) {
+                if !is_all && is_enough(&found, wanted) {
                     break;
                 }
-                let Some((index, payload)) = reading.next().await else { break };
-                match payload {
-                    Ok(payload) => found[index] = Some(payload),
+                let needed = match is_all {
+                    true => READS_AT_ONCE,
+                    false => data.saturating_sub(found.iter().flatten().count()).min(READS_AT_ONCE),
+                };
+                while reading.len() < needed
+                    && let Some(index) = order.next()
+                {
+                    reading.push(async move { (index, self.read_verified(coded, index).await) });
+                }
+                let Some((index, source)) = reading.next().await else { break };
+                match source {
+                    Ok(source) => found[index] = Some(source),
                     // A store that is away for now may still have it.
                     Err(error) => {
                         if is_damage(&error) || self.is_unreadable(coded, index).await {
@@ -167,7 +178,7 @@ impl CodedSegments {
                 }
             }
         }
-        match wanted.is_empty() || found.iter().flatten().count() >= coded.scheme.data() {
+        match is_enough(&found, wanted) {
             true => Ok(found),
             false if is_damage(&lost) => Err(coded.not_found()),
             false => Err(lost),
@@ -221,7 +232,7 @@ impl CodedSegments {
         &self,
         coded: &Coded,
         wanted: &BTreeSet<usize>,
-        found: Vec<Option<Bytes>>,
+        found: Vec<Option<Source>>,
     ) -> Result<Rebuilt> {
         let mut free = self.free(coded, wanted);
         if free.is_empty() {
@@ -229,7 +240,7 @@ impl CodedSegments {
             return Ok(Rebuilt { placement, is_lacking: true, ..Rebuilt::default() });
         }
         let next = coded.next_generation();
-        let image = self.coded_anew(coded, wanted, found, next).await?;
+        let made = self.made(coded, wanted, found, next).await?;
         let (mut placement, mut rebuilt) = (Fragments::clone(&coded.fragments), Rebuilt::default());
         let (mut left, mut failure) = (wanted.clone(), None);
         // A fragment that moves may leave a failure domain to another one.
@@ -245,7 +256,7 @@ impl CodedSegments {
                 Some((*index, at))
             });
             let Some((index, at)) = pair else { break };
-            match self.put_anew(coded, &image, index, free.remove(at)).await {
+            match self.put_made(coded, &made, index, free.remove(at)).await {
                 Ok((place, bytes)) => {
                     placement.places[index] = place;
                     left.remove(&index);
@@ -263,40 +274,32 @@ impl CodedSegments {
         finished(rebuilt, placement, failure)
     }
 
-    /// Writes a fragment of the image to a store. Returns its place and its bytes.
-    pub(super) async fn put_anew(
+    /// Writes a fragment to a store. Returns its place and its bytes.
+    pub(super) async fn put_made(
         &self,
         coded: &Coded,
-        image: &CodedImage,
+        made: &RebuiltFragments,
         index: usize,
         id: StoreId,
     ) -> Result<(FragmentPlace, u64)> {
-        let (fragment, name) = (&image.fragments[index], image.name(&coded.name, index));
+        let (name, fragment) = made.get(&coded.name, index);
         let member = self.member(id.0).ok_or_else(|| unknown_store(id.0))?;
         // One that was not answered may arrive after all.
         member.put(&name, fragment.parts()).await.inspect_err(|_| self.strays.add(id.0, name))?;
         Ok((FragmentPlace { store: id.0, generation: name.generation }, fragment.bytes()))
     }
 
-    /// Codes the segment once more, with the wanted fragments of generation `next`.
-    pub(super) async fn coded_anew(
+    /// Makes the wanted fragments of a segment, of generation `next`.
+    pub(super) async fn made(
         &self,
         coded: &Coded,
         wanted: &BTreeSet<usize>,
-        found: Vec<Option<Bytes>>,
+        found: Vec<Option<Source>>,
         next: u64,
-    ) -> Result<CodedImage> {
-        let places = coded.fragments.places.iter().enumerate();
-        let generation = |(index, place): (usize, &FragmentPlace)| match wanted.contains(&index) {
-            true => next,
-            false => place.generation,
-        };
-        let generations: Vec<u64> = places.map(generation).collect();
-        let (scheme, cuts, owner) = (coded.scheme, coded.cuts.clone(), self.owner(&coded.name));
+    ) -> Result<RebuiltFragments> {
+        let (coded, wanted, owner) = (coded.clone(), wanted.clone(), self.owner(&coded.name));
         let coding = tokio::task::spawn_blocking(move || {
-            let found: Vec<Option<&[u8]>> = found.iter().map(Option::as_deref).collect();
-            let object = codec::decode(scheme, &cuts, &found).map_err(failed_by)?;
-            CodedImage::with_cuts(scheme, cuts, generations, owner, &object.into())
+            RebuiltFragments::new(&coded, next, owner, &found, &wanted)
         });
         coding.await.map_err(|cause| Error::JoinError { source: cause })?
     }
@@ -309,12 +312,6 @@ impl CodedSegments {
         };
         let all = names(&coded.name, &coded.fragments);
         self.delete_all(all.into_iter().filter(|one| !kept.contains(one)).collect()).await
-    }
-
-    /// Reads the payload of a fragment, all of which verifies.
-    async fn read_verified(&self, coded: &Coded, index: usize) -> Result<Bytes> {
-        let len = coded.payload_bytes(index);
-        self.read_fragment(coded, index, 0..len, true).await
     }
 }
 
