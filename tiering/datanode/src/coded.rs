@@ -10,6 +10,7 @@
 //! - A segment that is an object, too, is read from there if too few of its fragments can be had.
 
 mod health;
+mod hedges;
 mod image;
 mod member;
 mod reading;
@@ -32,6 +33,7 @@ use erasure::{Pattern, Scheme};
 use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{StreamExt, TryStreamExt};
 use health::Way;
+use hedges::Hedges;
 use image::CodedImage;
 use member::Member;
 use object_store::{Error, Result};
@@ -175,6 +177,7 @@ pub struct CodedSegments {
     patterns: Mutex<HashMap<PatternKey, Arc<Pattern>>>,
     strays: Arc<Strays>,
     counters: Counters,
+    hedges: Hedges,
 }
 
 impl CodedSegments {
@@ -201,6 +204,7 @@ impl CodedSegments {
             patterns: Mutex::default(),
             strays: Arc::default(),
             counters: Counters::default(),
+            hedges: Hedges::default(),
         }
     }
 

@@ -20,8 +20,11 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// cost more than the wait. Chosen by hand.
 const PATIENCE_MIN: Duration = Duration::from_millis(2);
 const PATIENCE_MAX: Duration = Duration::from_secs(1);
-/// Late reads in a row after which a store counts as one that does not answer. Chosen by hand.
+/// Late reads in a row after which a store counts as one that does not answer, and the shortest time that they take.
+/// Chosen by hand: on a busy machine a process waits for a processor for some milliseconds, and to read everything from
+/// others meanwhile makes the machine busier.
 const LATE_MAX: u32 = 3;
+const LATE_MIN: Duration = Duration::from_millis(25);
 
 /// What a store was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,8 @@ struct State {
     /// Several reads in a row were late.
     late: Option<Failing>,
     late_count: u32,
+    /// When the first of these was late.
+    late_since: Option<Instant>,
     /// A fragment was late.
     late_write: Option<Late>,
     latency: Option<Latency>,
@@ -204,7 +209,7 @@ impl Health {
     /// Notes the time of a read that was answered.
     pub(super) fn note_time(&self, taken: Duration) {
         let mut state = self.state.lock();
-        (state.late_count, state.late) = (0, None);
+        (state.late_count, state.late_since, state.late) = (0, None, None);
         state.latency = Some(match state.latency {
             None => Latency { mean: taken, deviation: taken / 2 },
             Some(Latency { mean, deviation }) => Latency {
@@ -216,12 +221,13 @@ impl Health {
 
     /// Notes a read that was not answered in time.
     pub(super) fn note_late(&self) {
-        let mut state = self.state.lock();
+        let (mut state, now) = (self.state.lock(), self.clock.now());
         state.late_count += 1;
-        if state.late_count >= LATE_MAX {
-            let why = format!("{LATE_MAX} reads in a row were not answered in time");
-            state.late = Some(Failing::after(state.late.as_ref(), why, self.clock.now()));
-            state.late_count = 0;
+        let since = *state.late_since.get_or_insert(now);
+        if state.late_count >= LATE_MAX && now >= since + LATE_MIN {
+            let why = "reads were not answered in time".to_owned();
+            state.late = Some(Failing::after(state.late.as_ref(), why, now));
+            (state.late_count, state.late_since) = (0, None);
         }
     }
 
@@ -335,7 +341,8 @@ mod tests {
 
     #[test]
     fn patience_follows_the_reads_and_late_ones_in_a_row_are_a_failure() {
-        let health = Health::new(Arc::new(ManualClock::new()));
+        let clock = ManualClock::new();
+        let health = Health::new(Arc::new(clock.clone()));
         assert_eq!(health.patience(), PATIENCE_MAX);
         for _ in 0..100 {
             health.note_time(Duration::from_micros(100));
@@ -352,7 +359,10 @@ mod tests {
             health.note_time(Duration::from_millis(20));
         }
         assert!(!health.is_avoided());
-        (0..3).for_each(|_| health.note_late());
+        (0..9).for_each(|_| health.note_late());
+        assert!(!health.is_avoided(), "a process may wait for a processor for that long");
+        advance(&clock, 25);
+        health.note_late();
         assert!(health.is_avoided() && !health.is_failing(Way::Read) && !health.may_ask(Way::Read));
         assert!(health.may_ask(Way::Write) && health.failing_for() == Duration::ZERO);
         health.note_time(Duration::from_millis(20));

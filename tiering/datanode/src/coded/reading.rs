@@ -1,7 +1,8 @@
 //! Reads of segments in fragments.
 
 use super::health::Way;
-use super::image::{failed, failed_by};
+use super::image::{Source, failed, failed_by};
+use super::member::Member;
 use super::{CodedSegments, PATTERNS_MAX, unknown_store};
 use crate::fragment_store::{Check, FragmentName};
 use crate::seeded_bugs::seeded_bugs;
@@ -19,6 +20,7 @@ use std::sync::atomic::Ordering;
 use tiering::segment::{Fragments, Placement, SegmentName};
 
 /// A segment in fragments, of a scheme that this version knows.
+#[derive(Clone)]
 pub(super) struct Coded {
     pub(super) name: SegmentName,
     pub(super) scheme: Scheme,
@@ -106,12 +108,15 @@ impl CodedSegments {
         coded: &Coded,
         fragments: impl Iterator<Item = usize>,
     ) -> Vec<usize> {
-        let is_well = |index: &usize| {
-            let member = self.member(coded.fragments.places[*index].store);
-            member.is_some_and(|member| !member.health().is_avoided())
-        };
-        let (well, failing): (Vec<_>, Vec<_>) = fragments.partition(is_well);
+        let (well, failing): (Vec<_>, Vec<_>) =
+            fragments.partition(|index| self.is_well(coded, *index));
         well.into_iter().chain(failing).collect()
+    }
+
+    /// Whether the store of a fragment works.
+    pub(super) fn is_well(&self, coded: &Coded, index: usize) -> bool {
+        let member = self.member(coded.fragments.places[index].store);
+        member.is_some_and(|member| !member.health().is_avoided())
     }
 
     /// Reads a range of a fragment. If its store is late or fails, others are asked; the first answer counts.
@@ -133,27 +138,28 @@ impl CodedSegments {
             return read.map_err(|error| worse(lost, error));
         };
         let mut reading = pin!(self.read_fragment(coded, index, range.clone(), is_verified));
-        let patience = member.health().patience();
-        match tokio::time::timeout(patience, &mut reading).await {
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(lost)) => {
-                let recovered = self.recover(coded, index, &range, is_verified).await;
-                recovered.map_err(|error| worse(lost, error))
-            }
-            Err(_late) => {
-                self.counters.hedged_reads.fetch_add(1, Ordering::Relaxed);
-                member.health().note_late();
-                let recovering = pin!(self.recover(coded, index, &range, is_verified));
-                match select(reading, recovering).await {
-                    Either::Left((Ok(bytes), _)) | Either::Right((Ok(bytes), _)) => Ok(bytes),
-                    Either::Left((Err(lost), other)) => {
-                        other.await.map_err(|error| worse(lost, error))
-                    }
-                    Either::Right((Err(lost), other)) => {
-                        other.await.map_err(|error| worse(lost, error))
+        self.hedges.note_read();
+        loop {
+            match tokio::time::timeout(member.health().patience(), &mut reading).await {
+                Ok(Ok(bytes)) => return Ok(bytes),
+                Ok(Err(lost)) => {
+                    let recovered = self.recover(coded, index, &range, is_verified).await;
+                    return recovered.map_err(|error| worse(lost, error));
+                }
+                Err(_late) => {
+                    member.health().note_late();
+                    if member.health().is_avoided() || self.hedges.take() {
+                        break;
                     }
                 }
             }
+        }
+        self.counters.hedged_reads.fetch_add(1, Ordering::Relaxed);
+        let recovering = pin!(self.recover(coded, index, &range, is_verified));
+        match select(reading, recovering).await {
+            Either::Left((Ok(bytes), _)) | Either::Right((Ok(bytes), _)) => Ok(bytes),
+            Either::Left((Err(lost), other)) => other.await.map_err(|error| worse(lost, error)),
+            Either::Right((Err(lost), other)) => other.await.map_err(|error| worse(lost, error)),
         }
     }
 
@@ -261,18 +267,28 @@ impl CodedSegments {
             };
         }
         // The whole fragment: this is rare, and its header, checksums and payload are needed.
+        let whole = self.read_whole(coded, index, &member).await?;
+        let header = self.verified_header(coded, index, &whole)?;
+        verified_range(&whole, &header, range)
+    }
+
+    /// Reads a fragment, all of which verifies.
+    pub(super) async fn read_verified(&self, coded: &Coded, index: usize) -> Result<Source> {
+        let id = coded.fragments.places[index].store;
+        if id == Fragments::NOWHERE {
+            return Err(coded.not_found());
+        }
+        let member = self.member(id).ok_or_else(|| unknown_store(id))?;
+        let whole = self.read_whole(coded, index, &member).await?;
+        let header = self.verified_header(coded, index, &whole)?;
+        let payload = verified_range(&whole, &header, 0..header.payload_bytes())?;
+        Ok(Source { payload, directory: whole.slice(header.directory_range()) })
+    }
+
+    async fn read_whole(&self, coded: &Coded, index: usize, member: &Member) -> Result<Bytes> {
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
         let bytes = coded.payload_bytes(index) as u64;
-        let whole = member.read_whole(&name, bytes).await?;
-        let header = self.verified_header(coded, index, &whole)?;
-        let trailer = whole.get(header.directory_range().start..).unwrap_or_default();
-        let checksums = header.checksums(trailer).map_err(damaged)?;
-        let checked = Checksums::checked(&range, header.payload_bytes());
-        let bytes = whole.slice(header.range_of(&checked));
-        match checksums.verify(checked.start, &bytes) {
-            true => Ok(bytes.slice(range.start - checked.start..range.end - checked.start)),
-            false => Err(damaged("the checksum of a fragment differs")),
-        }
+        member.read_whole(&coded.fragment(index), bytes).await
     }
 
     /// Whether the store of a fragment has verified all of it, and has that one. False too if it does not say.
@@ -349,6 +365,18 @@ impl CodedSegments {
         }
         patterns.insert(key, Arc::clone(&pattern));
         Ok(pattern)
+    }
+}
+
+/// A range of the payload of a whole fragment, whose header verifies, if the checksums confirm it.
+fn verified_range(whole: &Bytes, header: &FragmentHeader, range: Range<usize>) -> Result<Bytes> {
+    let trailer = whole.get(header.directory_range().start..).unwrap_or_default();
+    let checksums = header.checksums(trailer).map_err(damaged)?;
+    let checked = Checksums::checked(&range, header.payload_bytes());
+    let bytes = whole.slice(header.range_of(&checked));
+    match checksums.verify(checked.start, &bytes) {
+        true => Ok(bytes.slice(range.start - checked.start..range.end - checked.start)),
+        false => Err(damaged("the checksum of a fragment differs")),
     }
 }
 
