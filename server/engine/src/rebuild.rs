@@ -6,7 +6,8 @@
 //! - After a rebuild, the stores list their fragments, which are compared with the records of all segments, and a sample
 //!   of the segments is verified by checksum. Only then does the state say that the segments are whole. A store that
 //!   comes back lists its fragments, too: it may have lost some.
-//! - The job gives way to clients: while there are any, it rests as long as each segment took, up to a second.
+//! - The job gives way to clients: while there are any, it rebuilds one segment at a time, and rests as long as each
+//!   took, up to a second.
 
 use crate::data_stores::{DataStoreStatus, OpenDataStores};
 use crate::pool::Pool;
@@ -17,6 +18,7 @@ use block::quantities::ByteSize;
 use block::{ConditionKind, Conditions, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tiering::rebuild::{LACKING_MAX, Redundancy};
 use tiering::segment_store::Depth;
@@ -27,6 +29,9 @@ pub(crate) const WALK_PAUSE: Duration = Duration::from_secs(10);
 pub(crate) const WALK_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// Pause between two looks whether a store has come or gone.
 pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(1);
+/// Segments that are rebuilt side by side while there are no clients. Chosen by hand: one is read and written while the
+/// other one is computed, and each takes twice its size of memory.
+const AT_ONCE: usize = 3;
 /// Longest rest after a segment.
 const REST_MAX: Duration = Duration::from_secs(1);
 /// Of so many segments, the check after a rebuild verifies one by checksum. Chosen by hand.
@@ -123,20 +128,30 @@ pub(crate) struct Pace<'a> {
     clock: &'a dyn Clock,
     /// What clients had done when the job last looked.
     seen: Mutex<(u64, u64)>,
+    /// Whether they had done anything then since the time before.
+    is_busy: AtomicBool,
 }
 
 impl<'a> Pace<'a> {
     pub(crate) fn new(pool: &'a Pool, clock: &'a dyn Clock) -> Pace<'a> {
         let seen = Mutex::new(activity(pool));
-        Pace { pool, clock, seen }
+        // They get one step to show themselves.
+        Pace { pool, clock, seen, is_busy: AtomicBool::new(true) }
     }
 
     /// Rests as long as a step took, up to a second, if clients have written or read meanwhile.
     pub(crate) async fn rest(&self, begun: Instant) {
         let now = activity(self.pool);
-        if std::mem::replace(&mut *self.seen.lock(), now) != now {
+        let is_busy = std::mem::replace(&mut *self.seen.lock(), now) != now;
+        self.is_busy.store(is_busy, Ordering::Relaxed);
+        if is_busy {
             tokio::time::sleep(self.clock.since(begun).min(REST_MAX)).await;
         }
+    }
+
+    /// Segments for the next step.
+    fn width(&self) -> usize {
+        if self.is_busy.load(Ordering::Relaxed) { 1 } else { AT_ONCE }
     }
 }
 
@@ -255,35 +270,40 @@ async fn rebuild_all(
         (status.left_count, status.left_seconds) = (numbers.len() as u64, None);
     }
     let (emptying_at_first, begun, mut is_progress) = (emptying(stores), pace.clock.now(), false);
-    for (done, number) in (1..).zip(numbers) {
+    let (mut done, mut left) = (0, numbers.as_slice());
+    while !left.is_empty() {
         if emptying(stores) != emptying_at_first {
             return Ok(true);
         }
-        let of_segment: Instant = pace.clock.now();
-        let rebuilt = pool.tier().rebuild(number, Depth::Presence).await;
+        let of_segments = pace.clock.now();
+        let (now, later) = left.split_at(pace.width().min(left.len()));
+        let rebuilding = now.iter().map(|number| pool.tier().rebuild(*number, Depth::Presence));
+        let rebuilt = futures::future::join_all(rebuilding).await;
+        (done, left) = (done + now.len() as u64, later);
         {
             let mut status = state.status.lock();
-            status.left_count = status.left_count.saturating_sub(1);
-            let left = status.left_count;
-            status.left_seconds = (left > 0).then(|| seconds_left(pace.clock, begun, done, left));
-            match &rebuilt {
-                Ok(Some(report)) if report.fragment_count > 0 => {
-                    status.fragment_count += report.fragment_count;
-                    status.bytes += report.bytes;
-                    (is_progress, status.failure) = (true, None);
-                    // The next one is due when nothing is lacking any more.
-                    status.check = None;
+            let count = left.len() as u64;
+            status.left_count = count;
+            status.left_seconds = (count > 0).then(|| seconds_left(pace.clock, begun, done, count));
+            for rebuilt in &rebuilt {
+                match rebuilt {
+                    Ok(Some(report)) if report.fragment_count > 0 => {
+                        status.fragment_count += report.fragment_count;
+                        status.bytes += report.bytes;
+                        (is_progress, status.failure) = (true, None);
+                        // The next one is due when nothing is lacking any more.
+                        status.check = None;
+                    }
+                    Ok(_) => {}
+                    Err(error) => status.failure = Some(error.chain()),
                 }
-                Ok(_) => {}
-                Err(error) => status.failure = Some(error.chain()),
             }
         }
-        if let Err(error) = rebuilt
-            && error.kind() == ErrorKind::Fenced
-        {
+        let mut failures = rebuilt.into_iter().filter_map(Result::err);
+        if let Some(error) = failures.find(|error| error.kind() == ErrorKind::Fenced) {
             return Err(error);
         }
-        pace.rest(of_segment).await;
+        pace.rest(of_segments).await;
     }
     Ok(is_progress)
 }
