@@ -2,7 +2,9 @@
 //!
 //! Invariants:
 //! - A request ends: with its answer, with its connection, or after a time that depends on its bytes.
-//! - Small requests do not wait behind large ones: each kind has a connection of its own, and every listing.
+//! - Small requests do not wait behind large ones: each kind has a connection of its own, and every listing. That for
+//!   small ones, among which are the reads of clients, is served by the runtime that made the store, whichever runtime
+//!   needs it first: the background runtime gives way to others.
 //! - A request that could not be sent over a broken connection is tried once over a new one. A change may then be
 //!   carried out twice, which changes nothing: objects are created and deleted once.
 //! - What a node does not answer is an error that is never `NotFound`.
@@ -27,6 +29,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 use uuid::Uuid;
 use wire::Lane;
@@ -115,7 +118,7 @@ impl Shared {
 
     /// Sends a request with these bytes behind it, and waits for the answer.
     async fn ask(
-        &self,
+        self: &Arc<Self>,
         lane: &Lane,
         request: &Request,
         rest: Vec<Bytes>,
@@ -123,19 +126,22 @@ impl Shared {
     ) -> Result<Answer> {
         let (kind, mut parts) = request.encode();
         parts.extend(rest);
-        let connect = || async {
-            let (connection, open) = self.connect().await?;
-            wire::Wire::open(connection, &open).await
+        let connect = || {
+            let shared = Arc::clone(self);
+            async move {
+                let (connection, open) = shared.connect().await?;
+                wire::Wire::open(connection, &open).await
+            }
         };
         lane.ask(connect, (kind, parts), bytes).await
     }
 }
 
 impl NodeObjects {
-    /// Makes the store. No request is sent.
+    /// Makes the store, whose small requests the current runtime serves. No request is sent.
     #[must_use]
     pub fn new(cluster: Cluster, place: NodePlace) -> NodeObjects {
-        let (small, large) = (Lane::default(), Lane::default());
+        let (small, large) = (Lane::new(Handle::try_current().ok()), Lane::new(None));
         NodeObjects(Arc::new(Shared { cluster, place, small, large }))
     }
 

@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -178,16 +179,22 @@ impl Wire {
 }
 
 /// The connection for one kind of requests, which is made when it is needed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lane {
+    /// Serves the connection; without one, the runtime does that needs it first.
+    runtime: Option<Handle>,
     wire: tokio::sync::Mutex<Option<Arc<Wire>>>,
     /// Attempts that have failed, and the last error.
     failures: Mutex<(u64, String)>,
 }
 
 impl Lane {
+    pub(super) fn new(runtime: Option<Handle>) -> Lane {
+        Lane { runtime, wire: Default::default(), failures: Mutex::default() }
+    }
+
     /// Sends a request, over a new connection if there is none.
-    pub(super) async fn ask<C: Future<Output = Result<Wire>>>(
+    pub(super) async fn ask<C: Future<Output = Result<Wire>> + Send + 'static>(
         &self,
         connect: impl Fn() -> C,
         mut request: Outgoing,
@@ -203,7 +210,7 @@ impl Lane {
         Err(away("the connection to the node ended"))
     }
 
-    async fn wire<C: Future<Output = Result<Wire>>>(
+    async fn wire<C: Future<Output = Result<Wire>> + Send + 'static>(
         &self,
         connect: &impl Fn() -> C,
     ) -> Result<Arc<Wire>> {
@@ -219,7 +226,14 @@ impl Lane {
                 return Err(away(failed.1.clone()));
             }
         }
-        match connect().await {
+        let made = match &self.runtime {
+            Some(runtime) => {
+                let making = runtime.spawn(connect());
+                making.await.unwrap_or_else(|cause| Err(Error::JoinError { source: cause }))
+            }
+            None => connect().await,
+        };
+        match made {
             Ok(made) => Ok(Arc::clone(wire.insert(Arc::new(made)))),
             Err(error) => {
                 let mut failed = self.failures.lock();
