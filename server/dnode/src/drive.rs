@@ -9,6 +9,7 @@
 //! - More bytes than the capacity are never accepted, and the last part of a file system stays free.
 
 use crate::fence::{FILE as FENCE_FILE, Fence};
+use crate::messages::DriveRoom;
 use crate::seeded_bugs::seeded_bugs;
 use block::durable_file::{sync_parent, write_durably};
 use block::env::{Clock, random_uuid};
@@ -154,8 +155,16 @@ fn place_of(found: &std::fs::Metadata) -> (u64, u64) {
 #[derive(Clone, Copy, Debug, Default)]
 struct Space {
     capacity_bytes: u64,
-    available_bytes: u64,
+    /// Bytes that the file system has free, without those that stay free.
+    unreserved_bytes: u64,
     pool_count: u64,
+}
+
+impl Space {
+    /// Bytes that the drive takes beyond these.
+    fn available_bytes(&self, used_bytes: u64) -> u64 {
+        self.unreserved_bytes.min(self.capacity_bytes.saturating_sub(used_bytes))
+    }
 }
 
 /// The folder of a pool on a drive.
@@ -566,12 +575,10 @@ impl Drive {
         let total = found.f_blocks.saturating_mul(found.f_frsize);
         let free = found.f_bavail.saturating_mul(found.f_frsize);
         let capacity = self.options.capacity_bytes.unwrap_or(total).min(total);
-        let used = self.room.lock().used;
-        let unreserved = free.saturating_sub(total / RESERVE_DIVISOR);
         let folders = std::fs::read_dir(&self.options.dir).ok()?.flatten();
         Some(Space {
             capacity_bytes: capacity,
-            available_bytes: unreserved.min(capacity.saturating_sub(used)),
+            unreserved_bytes: free.saturating_sub(total / RESERVE_DIVISOR),
             pool_count: folders.filter(|entry| lineage_of(&entry.path()).is_some()).count() as u64,
         })
     }
@@ -583,16 +590,24 @@ impl Drive {
             .filter(|time| *time > LOOK_MAX)
             .map(|time| format!("it has not answered for {} s", time.as_secs()));
         let DriveOptions { name, dir, .. } = self.options.clone();
-        let Space { capacity_bytes, available_bytes, pool_count } = state.space;
+        let Space { capacity_bytes, pool_count, .. } = state.space;
+        let used_bytes = self.room.lock().used;
         DriveState {
             name,
             dir,
             failure: hanging.or_else(|| state.away.clone()).or_else(|| state.failing.clone()),
             capacity_bytes,
-            used_bytes: self.room.lock().used,
-            available_bytes,
+            used_bytes,
+            available_bytes: state.space.available_bytes(used_bytes),
             pool_count,
         }
+    }
+
+    /// Returns the room, as the last look has found the file system, without a request to it.
+    pub(crate) fn room(&self) -> DriveRoom {
+        let space = self.state.lock().space;
+        let free_bytes = space.available_bytes(self.room.lock().used);
+        DriveRoom { total_bytes: space.capacity_bytes, free_bytes, wear: String::new() }
     }
 }
 
