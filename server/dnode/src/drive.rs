@@ -11,6 +11,7 @@
 use crate::fence::{FILE as FENCE_FILE, Fence};
 use crate::messages::DriveRoom;
 use crate::seeded_bugs::seeded_bugs;
+use crate::smart::WearWatch;
 use block::durable_file::{sync_parent, write_durably};
 use block::env::{Clock, random_uuid};
 use block::{Error, ErrorKind, Result};
@@ -75,6 +76,8 @@ pub struct DriveState {
     pub available_bytes: u64,
     /// Pools that have a folder.
     pub pool_count: u64,
+    /// Why its disk should be replaced, if that is known.
+    pub wear: Option<String>,
 }
 
 /// The identity of a drive.
@@ -115,6 +118,7 @@ pub struct Drive {
     room: Mutex<Accounted>,
     openings: Arc<Semaphore>,
     pub(crate) width: Arc<Semaphore>,
+    pub(crate) wear: WearWatch,
 }
 
 #[derive(Debug, Default)]
@@ -289,9 +293,13 @@ impl Drives {
                 }
                 state.looking_since = Some(drive.clock.now());
             }
-            let drive = Arc::clone(drive);
-            let looking = tokio::task::spawn_blocking(move || drive.look_and_tell());
+            let to_look = Arc::clone(drive);
+            let looking = tokio::task::spawn_blocking(move || to_look.look_and_tell());
             let looked = tokio::time::timeout(LOOK_MAX, looking).await.ok()?;
+            // Without its disk, the directory is on another one.
+            if let Ok(Ok(())) = looked {
+                drive.wear.look(&drive.options.dir);
+            }
             Some(looked.unwrap_or_else(|error| {
                 Err(Error::with_source(ErrorKind::Unavailable, "look at a drive", error))
             }))
@@ -320,6 +328,7 @@ impl Drive {
             room: Mutex::default(),
             openings: Arc::new(Semaphore::new(OPENING_COUNT_MAX)),
             width: Arc::new(Semaphore::new(DRIVE_WIDTH)),
+            wear: WearWatch::new(Arc::clone(clock)),
         }
     }
 
@@ -600,6 +609,7 @@ impl Drive {
             used_bytes,
             available_bytes: state.space.available_bytes(used_bytes),
             pool_count,
+            wear: self.wear.why(),
         }
     }
 
@@ -607,7 +617,8 @@ impl Drive {
     pub(crate) fn room(&self) -> DriveRoom {
         let space = self.state.lock().space;
         let free_bytes = space.available_bytes(self.room.lock().used);
-        DriveRoom { total_bytes: space.capacity_bytes, free_bytes, wear: String::new() }
+        let wear = self.wear.why().unwrap_or_default();
+        DriveRoom { total_bytes: space.capacity_bytes, free_bytes, wear }
     }
 }
 

@@ -494,6 +494,11 @@ async fn node_tells_the_room_that_a_drive_has_left() {
     assert_eq!(before.free_bytes - after.free_bytes, 10_000);
     let state = drives.states().remove(0);
     assert_eq!((state.available_bytes, state.used_bytes), (after.free_bytes, 10_000));
+    let wear = Wear { why: Some("it says that it fails".to_owned()), ..Wear::default() };
+    drives.find("nvme0").unwrap().wear.note("sda", wear);
+    let after = objects.room().await.unwrap();
+    assert_eq!(after.wear, "sda: it says that it fails");
+    assert_eq!(drives.states().remove(0).wear.as_ref(), Some(&after.wear));
     // An owner that another one has followed is told nothing.
     let later = world.objects("", Some(2));
     assert_eq!(later.room().await.unwrap(), after);

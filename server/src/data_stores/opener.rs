@@ -158,7 +158,7 @@ impl Opener {
             store = store.with_room(Arc::clone(&drive) as Arc<dyn RoomTeller>).with_verifier(drive);
         }
         if let Some(dir) = dir {
-            store = store.with_room(Arc::new(Directory(dir)));
+            store = store.with_room(Arc::new(Directory::new(dir, self.clock.clone())));
         }
         let info = StoreInfo {
             id: StoreId(entry.number),

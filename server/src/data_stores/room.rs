@@ -5,13 +5,16 @@
 //! - A directory that does not answer in time is one of unknown space: its drive may hang.
 
 use async_trait::async_trait;
+use block::env::Clock;
 use config::DriveUrl;
 use control::store::Store;
 use datanode::RoomTeller;
+use dnode::WearWatch;
 use engine::data_stores::Room;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Longest wait for a file system. Chosen by hand: a person waits for the answer.
@@ -35,20 +38,30 @@ struct Space {
     free_bytes: u64,
 }
 
-/// A data store in a directory, which knows its room.
+/// A data store in a directory, which knows its room and the wear of its disks.
 #[derive(Debug)]
-pub(super) struct Directory(pub(super) PathBuf);
+pub(super) struct Directory {
+    dir: PathBuf,
+    wear: WearWatch,
+}
+
+impl Directory {
+    pub(super) fn new(dir: PathBuf, clock: Arc<dyn Clock>) -> Directory {
+        Directory { dir, wear: WearWatch::new(clock) }
+    }
+}
 
 #[async_trait]
 impl RoomTeller for Directory {
     async fn room(&self) -> object_store::Result<Option<datanode::Room>> {
-        let dir = self.0.clone();
+        self.wear.look(&self.dir);
+        let dir = self.dir.clone();
         let asked = tokio::task::spawn_blocking(move || space_of(&dir)).await;
         let found = asked.map_err(|cause| object_store::Error::JoinError { source: cause })?;
         Ok(found.map(|Space { total_bytes, free_bytes, .. }| datanode::Room {
             total_bytes,
             free_bytes,
-            wear: None,
+            wear: self.wear.why(),
         }))
     }
 }
@@ -114,8 +127,9 @@ mod tests {
     #[tokio::test]
     async fn directory_tells_the_room_of_its_file_system() {
         let place = tempfile::tempdir().unwrap();
-        let told = Directory(place.path().to_owned()).room().await.unwrap().unwrap();
+        let directory = |dir: PathBuf| Directory::new(dir, Arc::new(block::env::SystemClock));
+        let told = directory(place.path().to_owned()).room().await.unwrap().unwrap();
         assert!(told.free_bytes > 0 && told.free_bytes <= told.total_bytes, "{told:?}");
-        assert_eq!(Directory(place.path().join("missing")).room().await.unwrap(), None);
+        assert_eq!(directory(place.path().join("missing")).room().await.unwrap(), None);
     }
 }
