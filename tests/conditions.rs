@@ -45,6 +45,16 @@ const RAISED_BY: &[(&str, &str, &str)] = &[
         "store_that_stays_slow_is_a_condition_until_it_is_quick_again",
     ),
     (
+        "DataStoreFull",
+        "tiering/datanode/src/coded/tests/room.rs",
+        "store_that_is_nearly_full_is_a_condition_until_it_has_room",
+    ),
+    (
+        "DataStoreWearing",
+        "tiering/datanode/src/coded/tests/room.rs",
+        "drive_that_wears_out_is_a_condition",
+    ),
+    (
         "DestageFailing",
         "server/engine/src/pool/tests/stalled.rs",
         "a_spill_file_that_cannot_be_written_leaves_nothing_behind",

@@ -67,6 +67,10 @@ kinds! {
     DataStoreAway = "data-store-away",
     /// A data store has been far slower than the others for a while; subject: its URL.
     DataStoreSlow = "data-store-slow",
+    /// A data store has hardly any room; subject: its URL.
+    DataStoreFull = "data-store-full",
+    /// The drive of a data store is expected to fail; subject: the URL of the store.
+    DataStoreWearing = "data-store-wearing",
     /// The data stores are too few for the scheme; subject: the pool.
     DataStoresFew = "data-stores-few",
     /// Segments lack fragments, so they survive fewer losses; subject: the pool.

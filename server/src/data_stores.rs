@@ -352,6 +352,8 @@ impl OpenDataStores for OpenedStores {
                 is_taking: state.is_some_and(|state| state.is_taking),
                 is_staying: state.is_some_and(|state| state.is_staying),
                 quiet_for: state.map_or(Duration::MAX, |state| state.quiet_for),
+                total_bytes: state.and_then(|state| Some(state.room.as_ref()?.total_bytes)),
+                free_bytes: state.and_then(|state| Some(state.room.as_ref()?.free_bytes)),
             }
         };
         let (counts, scheme) = (self.segments.counts(), self.segments.scheme());
@@ -375,12 +377,9 @@ impl OpenDataStores for OpenedStores {
     }
 
     async fn room(&self, numbers: &BTreeSet<u32>) -> Room {
-        let urls = {
-            let list = self.list.lock();
-            let chosen = list.stores.iter().filter(|entry| numbers.contains(&entry.number));
-            chosen.map(|entry| entry.url.clone()).collect()
-        };
-        room::of_stores(urls).await
+        let stores = self.status().stores.into_iter();
+        let chosen = stores.filter(|store| numbers.contains(&store.number));
+        room::of_stores(chosen.map(|store| (store.url, store.free_bytes)).collect()).await
     }
 }
 

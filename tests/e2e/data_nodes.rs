@@ -108,6 +108,11 @@ impl Drop for DataNodes {
 fn any_data_node_may_die_or_hang_while_clients_write_and_read() {
     for seed in seeds(1) {
         let mut all = DataNodes::start("2+1", 4, "");
+        wait_for("the nodes tell their room", || {
+            let listed = all.owner.json(&["data", "list"]);
+            let stores = listed["stores"].as_array().expect("a list");
+            stores.iter().all(|store| store["free_bytes"].is_u64() && store["total_bytes"].is_u64())
+        });
         let mut random = Random::new(seed, 3);
         let mut history = History::new(seed);
         let mut connections = open(&all.owner);

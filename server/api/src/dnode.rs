@@ -36,4 +36,7 @@ pub struct DriveInfo {
     pub available_bytes: u64,
     /// Pools that have a folder on it.
     pub pool_count: u64,
+    /// Why its disk should be replaced; absent if none is known to need it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wear: Option<String>,
 }

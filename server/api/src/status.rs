@@ -315,6 +315,12 @@ pub struct DataStoreInfo {
     /// Bytes of them, about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fragment_bytes: Option<u64>,
+    /// Bytes that it can hold, as it was last asked; absent for a bucket, and if it did not answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
+    /// Bytes of them that are free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
     /// It is no longer configured, and gets no new fragments.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_leaving: bool,

@@ -11,7 +11,7 @@
 
 mod wire;
 
-use crate::messages::{Answer, Listed, Open, PATH_BYTES_MAX, Refusal, Request, VERSION};
+use crate::messages::{Answer, DriveRoom, Listed, Open, PATH_BYTES_MAX, Refusal, Request, VERSION};
 use crate::proof::PoolSigner;
 use async_trait::async_trait;
 use block::Epoch;
@@ -194,6 +194,18 @@ impl NodeObjects {
         match shared.ask(&shared.large, &request, Vec::new(), bytes).await? {
             Answer::Checked(header) => Ok((!header.is_empty()).then_some(header)),
             other => Err(odd(path, other)),
+        }
+    }
+
+    /// Asks for the room of the drive.
+    ///
+    /// # Errors
+    /// Any error means that the node did not say.
+    pub async fn room(&self) -> Result<DriveRoom> {
+        let shared = &self.0;
+        match shared.ask(&shared.small, &Request::Room, Vec::new(), 0).await? {
+            Answer::Room(room) => Ok(room),
+            other => Err(odd(&Path::default(), other)),
         }
     }
 

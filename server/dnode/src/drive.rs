@@ -9,7 +9,9 @@
 //! - More bytes than the capacity are never accepted, and the last part of a file system stays free.
 
 use crate::fence::{FILE as FENCE_FILE, Fence};
+use crate::messages::DriveRoom;
 use crate::seeded_bugs::seeded_bugs;
+use crate::smart::WearWatch;
 use block::durable_file::{sync_parent, write_durably};
 use block::env::{Clock, random_uuid};
 use block::{Error, ErrorKind, Result};
@@ -74,6 +76,8 @@ pub struct DriveState {
     pub available_bytes: u64,
     /// Pools that have a folder.
     pub pool_count: u64,
+    /// Why its disk should be replaced, if that is known.
+    pub wear: Option<String>,
 }
 
 /// The identity of a drive.
@@ -114,6 +118,7 @@ pub struct Drive {
     room: Mutex<Accounted>,
     openings: Arc<Semaphore>,
     pub(crate) width: Arc<Semaphore>,
+    pub(crate) wear: WearWatch,
 }
 
 #[derive(Debug, Default)]
@@ -154,8 +159,16 @@ fn place_of(found: &std::fs::Metadata) -> (u64, u64) {
 #[derive(Clone, Copy, Debug, Default)]
 struct Space {
     capacity_bytes: u64,
-    available_bytes: u64,
+    /// Bytes that the file system has free, without those that stay free.
+    unreserved_bytes: u64,
     pool_count: u64,
+}
+
+impl Space {
+    /// Bytes that the drive takes beyond these.
+    fn available_bytes(&self, used_bytes: u64) -> u64 {
+        self.unreserved_bytes.min(self.capacity_bytes.saturating_sub(used_bytes))
+    }
 }
 
 /// The folder of a pool on a drive.
@@ -280,9 +293,13 @@ impl Drives {
                 }
                 state.looking_since = Some(drive.clock.now());
             }
-            let drive = Arc::clone(drive);
-            let looking = tokio::task::spawn_blocking(move || drive.look_and_tell());
+            let to_look = Arc::clone(drive);
+            let looking = tokio::task::spawn_blocking(move || to_look.look_and_tell());
             let looked = tokio::time::timeout(LOOK_MAX, looking).await.ok()?;
+            // Without its disk, the directory is on another one.
+            if let Ok(Ok(())) = looked {
+                drive.wear.look(&drive.options.dir);
+            }
             Some(looked.unwrap_or_else(|error| {
                 Err(Error::with_source(ErrorKind::Unavailable, "look at a drive", error))
             }))
@@ -311,6 +328,7 @@ impl Drive {
             room: Mutex::default(),
             openings: Arc::new(Semaphore::new(OPENING_COUNT_MAX)),
             width: Arc::new(Semaphore::new(DRIVE_WIDTH)),
+            wear: WearWatch::new(Arc::clone(clock)),
         }
     }
 
@@ -566,12 +584,10 @@ impl Drive {
         let total = found.f_blocks.saturating_mul(found.f_frsize);
         let free = found.f_bavail.saturating_mul(found.f_frsize);
         let capacity = self.options.capacity_bytes.unwrap_or(total).min(total);
-        let used = self.room.lock().used;
-        let unreserved = free.saturating_sub(total / RESERVE_DIVISOR);
         let folders = std::fs::read_dir(&self.options.dir).ok()?.flatten();
         Some(Space {
             capacity_bytes: capacity,
-            available_bytes: unreserved.min(capacity.saturating_sub(used)),
+            unreserved_bytes: free.saturating_sub(total / RESERVE_DIVISOR),
             pool_count: folders.filter(|entry| lineage_of(&entry.path()).is_some()).count() as u64,
         })
     }
@@ -583,16 +599,26 @@ impl Drive {
             .filter(|time| *time > LOOK_MAX)
             .map(|time| format!("it has not answered for {} s", time.as_secs()));
         let DriveOptions { name, dir, .. } = self.options.clone();
-        let Space { capacity_bytes, available_bytes, pool_count } = state.space;
+        let Space { capacity_bytes, pool_count, .. } = state.space;
+        let used_bytes = self.room.lock().used;
         DriveState {
             name,
             dir,
             failure: hanging.or_else(|| state.away.clone()).or_else(|| state.failing.clone()),
             capacity_bytes,
-            used_bytes: self.room.lock().used,
-            available_bytes,
+            used_bytes,
+            available_bytes: state.space.available_bytes(used_bytes),
             pool_count,
+            wear: self.wear.why(),
         }
+    }
+
+    /// Returns the room, as the last look has found the file system, without a request to it.
+    pub(crate) fn room(&self) -> DriveRoom {
+        let space = self.state.lock().space;
+        let free_bytes = space.available_bytes(self.room.lock().used);
+        let wear = self.wear.why().unwrap_or_default();
+        DriveRoom { total_bytes: space.capacity_bytes, free_bytes, wear }
     }
 }
 

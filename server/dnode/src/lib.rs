@@ -17,6 +17,8 @@
 //! proof       the proof that an owner has that key
 //! check       a fragment's checksums, verified where it is
 //! drive       the drives of this node: identity, space, the folders of pools
+//! wear        what `smartctl` says of a disk
+//! smart       asks the disks below a directory with it, from time to time
 //! service     the node's side of a connection
 //! client      the owner's side, as an object store
 //! ```
@@ -30,11 +32,15 @@ pub mod messages;
 mod proof;
 mod seeded_bugs;
 mod service;
+mod smart;
+mod wear;
 
 pub use client::{NodeObjects, NodePlace};
 pub use drive::{Drive, DriveOptions, DriveState, Drives};
 pub use proof::PoolSigner;
 pub use service::DataService;
+pub use smart::WearWatch;
+pub use wear::Wear;
 
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,7 @@ pub const VERSION: u16 = 1;
 pub const LISTED_MAX: usize = 1000;
 /// Longest path of an object, in bytes. Chosen by hand: those of fragments have about 100.
 pub const PATH_BYTES_MAX: usize = 400;
-/// Longest text of a refusal, in bytes. Chosen by hand.
+/// Longest text of a refusal, and of a drive's wear, in bytes. Chosen by hand.
 const TEXT_BYTES_MAX: usize = 1000;
 
 /// A request of an owner, or of a command that reads.
@@ -41,6 +41,8 @@ pub enum Request {
     Check(String),
     /// List the objects below a folder; with an empty path, all. The last request of its connection.
     List(String),
+    /// Tell the room of the drive.
+    Room,
 }
 
 /// The folder that a connection is about, for whom, and in which version.
@@ -79,6 +81,17 @@ pub struct Listed {
     pub bytes: u64,
 }
 
+/// The room of a drive.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriveRoom {
+    /// Bytes that it can store; 0 if that is not known.
+    pub total_bytes: u64,
+    /// Bytes that it still takes.
+    pub free_bytes: u64,
+    /// Why it is expected to fail; empty if it is not.
+    pub wear: String,
+}
+
 /// The answer of a data node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -92,6 +105,8 @@ pub enum Answer {
     Checked(Bytes),
     /// A part of a listing, and whether another one follows.
     Listed(Vec<Listed>, bool),
+    /// The room of the drive.
+    Room(DriveRoom),
     /// The request was not carried out, and why.
     Refused(Refusal, String),
 }
@@ -131,12 +146,14 @@ mod kind {
     pub(super) const DELETE: u8 = 5;
     pub(super) const LIST: u8 = 6;
     pub(super) const CHECK: u8 = 7;
+    pub(super) const ROOM: u8 = 8;
     pub(super) const DONE: u8 = 0x81;
     pub(super) const BYTES: u8 = 0x82;
     pub(super) const SIZED: u8 = 0x83;
     pub(super) const LISTED: u8 = 0x84;
     pub(super) const REFUSED: u8 = 0x85;
     pub(super) const CHECKED: u8 = 0x86;
+    pub(super) const TOLD: u8 = 0x87;
 }
 
 /// Bytes of an open before the name of the drive.
@@ -144,6 +161,11 @@ const OPEN_BYTES: usize = 2 + 1 + 8 + 16 + KEY_BYTES + SIGNATURE_BYTES;
 
 fn text_of(bytes: &[u8], max: usize) -> Option<String> {
     (bytes.len() <= max).then(|| std::str::from_utf8(bytes).ok().map(str::to_owned)).flatten()
+}
+
+/// The beginning of a text for people, as it is sent.
+fn cut(text: &str) -> &[u8] {
+    text.get(..text.floor_char_boundary(TEXT_BYTES_MAX)).unwrap_or_default().as_bytes()
 }
 
 impl Request {
@@ -190,6 +212,7 @@ impl Request {
                 body.put_slice(path.as_bytes());
                 kind::CHECK
             }
+            Request::Room => kind::ROOM,
         };
         (kind, vec![body.freeze()])
     }
@@ -227,6 +250,7 @@ impl Request {
             kind::DELETE => Request::Delete(path(body)?),
             kind::LIST => Request::List(path(body)?),
             kind::CHECK => Request::Check(path(body)?),
+            kind::ROOM => body.is_empty().then_some(Request::Room)?,
             _ => return None,
         })
     }
@@ -257,10 +281,15 @@ impl Answer {
                 }
                 kind::LISTED
             }
+            Answer::Room(DriveRoom { total_bytes, free_bytes, wear }) => {
+                body.put_u64_le(*total_bytes);
+                body.put_u64_le(*free_bytes);
+                body.put_slice(cut(wear));
+                kind::TOLD
+            }
             Answer::Refused(refusal, text) => {
                 body.put_u8(*refusal as u8);
-                let end = text.floor_char_boundary(TEXT_BYTES_MAX);
-                body.put_slice(text.get(..end).unwrap_or_default().as_bytes());
+                body.put_slice(cut(text));
                 kind::REFUSED
             }
         };
@@ -292,6 +321,11 @@ impl Answer {
                 }
                 Answer::Listed(objects, *has_more == 1)
             }
+            kind::TOLD => Answer::Room(DriveRoom {
+                total_bytes: u64_at(body, 0)?,
+                free_bytes: u64_at(body, 8)?,
+                wear: text_of(body.get(16..)?, TEXT_BYTES_MAX)?,
+            }),
             kind::REFUSED => {
                 let (refusal, text) = body.split_first()?;
                 Answer::Refused(Refusal::from_number(*refusal)?, text_of(text, TEXT_BYTES_MAX)?)

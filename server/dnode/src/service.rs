@@ -199,6 +199,10 @@ impl Opened {
             let listed = self.list(&path, number, answers).await;
             return listed.err().map(|error| refused(&error));
         }
+        // It is known without a request to the drive.
+        if let Request::Room = request {
+            return Some(self.room().await.unwrap_or_else(|error| refused(&error)));
+        }
         // A request that waits for a drive that hangs ends with its connection, or in time.
         let place = tokio::select! {
             place = self.place() => place,
@@ -209,7 +213,7 @@ impl Opened {
             Err(error) => return Some(refused(&error)),
         };
         let answer = match request {
-            Request::Open(..) | Request::List(_) => {
+            Request::Open(..) | Request::List(_) | Request::Room => {
                 Err(Error::new(ErrorKind::Invalid, "the request is out of place"))
             }
             Request::Put(path, bytes) => self.put(&path, bytes).await,
@@ -344,6 +348,13 @@ impl Opened {
         let path = self.look(path).await?;
         let checked = check::check(&*self.folder.objects, &path).await;
         self.judge(&path, checked).map(|header| Answer::Checked(header.unwrap_or_default()))
+    }
+
+    async fn room(&self) -> Result<Answer> {
+        if let Some(epoch) = self.owner {
+            self.folder.fence.pass(epoch).await?;
+        }
+        Ok(Answer::Room(self.drive.room()))
     }
 
     async fn list(

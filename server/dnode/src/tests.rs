@@ -482,6 +482,30 @@ async fn full_drive_takes_nothing_more_until_something_is_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_tells_the_room_that_a_drive_has_left() {
+    let world = World::new().await;
+    std::fs::create_dir(world.drive(0)).unwrap();
+    let drives = world.serve_drives(1, Some(100_000)).await.unwrap();
+    let objects = world.objects("", Some(1));
+    let before = objects.room().await.unwrap();
+    assert_eq!((before.total_bytes, &*before.wear), (100_000, ""));
+    create(&objects, &path("x"), &bytes(10_000)).await.unwrap();
+    let after = objects.room().await.unwrap();
+    assert_eq!(before.free_bytes - after.free_bytes, 10_000);
+    let state = drives.states().remove(0);
+    assert_eq!((state.available_bytes, state.used_bytes), (after.free_bytes, 10_000));
+    let wear = Wear { why: Some("it says that it fails".to_owned()), ..Wear::default() };
+    drives.find("nvme0").unwrap().wear.note("sda", wear);
+    let after = objects.room().await.unwrap();
+    assert_eq!(after.wear, "sda: it says that it fails");
+    assert_eq!(drives.states().remove(0).wear.as_ref(), Some(&after.wear));
+    // An owner that another one has followed is told nothing.
+    let later = world.objects("", Some(2));
+    assert_eq!(later.room().await.unwrap(), after);
+    refused(objects.room().await, "epoch 2");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_that_ends_is_away_and_heals() {
     let mut world = World::with_drives(1).await;
     let objects = world.objects("", Some(1));

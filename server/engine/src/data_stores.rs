@@ -118,7 +118,7 @@ pub trait OpenDataStores: Send + Sync + std::fmt::Debug + 'static {
 pub struct Room {
     /// Bytes, of the stores of which that is known. A file system that several of them share counts once.
     pub known_bytes: u64,
-    /// Number of the other stores: buckets, and the drives of data nodes.
+    /// Number of the other stores: buckets, and stores that did not tell it.
     pub unknown_count: usize,
 }
 
@@ -199,6 +199,10 @@ pub struct DataStoreStatus {
     pub is_staying: bool,
     /// Time since it was last asked to take a fragment; the longest time if it never was.
     pub quiet_for: Duration,
+    /// Bytes that it can hold, as it was last asked; absent if it does not know.
+    pub total_bytes: Option<u64>,
+    /// Bytes of them that are free.
+    pub free_bytes: Option<u64>,
 }
 
 /// No data stores: segments are objects of the pool's store.

@@ -5,6 +5,7 @@
 //! - The list of data stores says that it is to run, so it goes on after a restart and with the next owner. It has no
 //!   other state: a walk finds what is left to move.
 //! - The rebuild of what segments lack comes first.
+//! - The room of the stores is known before anything moves.
 //! - The job gives way to clients: while there are any, it rests as long as each segment took, up to a second.
 
 use crate::data_stores::OpenDataStores;
@@ -75,6 +76,8 @@ pub(crate) async fn pass(
     if rebuild.status().left_count > 0 {
         return Ok(Pass::Waiting);
     }
+    // Where fragments are to be depends on the room of the stores, which the first look asks for.
+    stores.look().await;
     let (found, misplaced) = pool.tier().imbalance().await?;
     {
         let mut state = state.0.lock();

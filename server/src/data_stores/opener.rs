@@ -5,6 +5,7 @@
 
 use super::identity::{self, Identity};
 use super::list::{List, StoreEntry};
+use super::room::Directory;
 use crate::node;
 use async_trait::async_trait;
 use block::env::Clock;
@@ -12,7 +13,10 @@ use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
 use config::{DataStoreSettings, DriveUrl};
 use control::store::{Store, StoreOptions};
-use datanode::{NamedStore, ObjectFragments, StoreId, StoreInfo, Verifier, Witness};
+use datanode::{
+    NamedStore, ObjectFragments, Room, RoomTeller, StoreId, StoreInfo, Verifier, Witness,
+};
+use dnode::messages::DriveRoom;
 use dnode::{NodeObjects, NodePlace, PoolSigner};
 use engine::data_stores::DataStoresAsked;
 use object_store::path::Path;
@@ -41,12 +45,21 @@ pub(super) struct Opener {
     clock: Arc<dyn Clock>,
 }
 
-/// A data node that verifies fragments where they are.
+/// A drive of a data node, which verifies fragments where they are, and knows its room.
 #[derive(Debug)]
-struct NodeVerifier(NodeObjects);
+struct NodeDrive(NodeObjects);
 
 #[async_trait]
-impl Verifier for NodeVerifier {
+impl RoomTeller for NodeDrive {
+    async fn room(&self) -> object_store::Result<Option<Room>> {
+        let DriveRoom { total_bytes, free_bytes, wear } = self.0.room().await?;
+        let wear = (!wear.is_empty()).then_some(wear);
+        Ok((total_bytes > 0).then_some(Room { total_bytes, free_bytes, wear }))
+    }
+}
+
+#[async_trait]
+impl Verifier for NodeDrive {
     async fn verify(&self, path: &Path, bytes: u64) -> object_store::Result<Option<Bytes>> {
         self.0.check(path, bytes).await
     }
@@ -127,21 +140,25 @@ impl Opener {
     /// # Errors
     /// Like [`Opener::open_place`].
     pub(super) fn open_store(&self, entry: &StoreEntry) -> Result<(NamedStore, Store)> {
-        let (place, verifier) = match DriveUrl::parse(&entry.url)? {
+        let (place, drive) = match DriveUrl::parse(&entry.url)? {
             Some(drive) => {
                 let objects = self.open_drive(&entry.url, drive)?;
                 let place = Store::from_objects(&entry.url, Arc::new(objects.clone()));
-                (place, Some(Arc::new(NodeVerifier(objects))))
+                (place, Some(Arc::new(NodeDrive(objects))))
             }
             None => (self.open_place(&entry.url, entry.env_prefix.as_deref())?, None),
         };
-        let is_local = place.local_dir().is_some();
+        let dir = place.local_dir().map(std::path::Path::to_path_buf);
+        let is_local = dir.is_some();
         let lasts = if is_local { Duration::ZERO } else { BUCKET_LOOK };
         let identity = Identity::of(self.pool, self.lineage, entry);
         let witness = Witness { path: identity::PATH.into(), bytes: identity.encode()?, lasts };
         let mut store = ObjectFragments::new(place.bulk(), witness, self.clock.clone());
-        if let Some(verifier) = verifier {
-            store = store.with_verifier(verifier);
+        if let Some(drive) = drive {
+            store = store.with_room(Arc::clone(&drive) as Arc<dyn RoomTeller>).with_verifier(drive);
+        }
+        if let Some(dir) = dir {
+            store = store.with_room(Arc::new(Directory::new(dir, self.clock.clone())));
         }
         let info = StoreInfo {
             id: StoreId(entry.number),

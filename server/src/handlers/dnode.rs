@@ -37,6 +37,7 @@ impl DnodeAdmin {
             used_bytes: drive.used_bytes,
             available_bytes: drive.available_bytes,
             pool_count: drive.pool_count,
+            wear: drive.wear,
         });
         DnodeInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),

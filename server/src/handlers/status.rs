@@ -219,6 +219,8 @@ pub(super) fn data_store_info(store: DataStoreStatus) -> DataStoreInfo {
         is_leaving: store.is_leaving,
         is_lost: store.is_lost,
         failure: store.failure,
+        total_bytes: store.total_bytes,
+        free_bytes: store.free_bytes,
         ..DataStoreInfo::default()
     }
 }

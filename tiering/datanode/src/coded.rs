@@ -16,13 +16,14 @@ mod member;
 mod reading;
 mod rebalancing;
 mod rebuilding;
+mod room;
 mod slow;
 mod strays;
 mod tiers;
 mod writing;
 
-use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment};
-use crate::placing::{StoreId, StoreInfo, candidates};
+use crate::fragment_store::{FragmentName, FragmentStore, ListedFragment, Room};
+use crate::placing::{StoreId, StoreInfo, Weighed, candidates};
 use crate::seeded_bugs::seeded_bugs;
 use block::conditions::Report;
 use block::env::Clock;
@@ -117,6 +118,8 @@ pub struct StoreState {
     pub is_lost: bool,
     /// Time since it was last asked to take a fragment; the longest time if it never was.
     pub quiet_for: Duration,
+    /// Its room, as it was last told.
+    pub room: Option<Room>,
 }
 
 /// A loss pattern: the scheme, the lost fragment, and those that are read instead.
@@ -208,10 +211,14 @@ impl CodedSegments {
         }
     }
 
-    /// Looks at every store, and shows those that are away or slow as conditions. To be called every few seconds.
+    /// Looks at every store, and shows those that are away, slow, nearly full or wearing out as conditions. To be called
+    /// every few seconds.
     pub async fn look(&self) {
         let looks = self.in_list().into_iter().map(|member| async move {
-            let _ = member.look().await;
+            // One that is away may answer for another file system.
+            if member.look().await.is_ok() {
+                member.ask_room().await;
+            }
             let failure = member.health().failure();
             let report = failure.map(|why| {
                 let what = format!("the data store {} fails: {why}", member.name);
@@ -224,13 +231,19 @@ impl CodedSegments {
         });
         futures::future::join_all(looks).await;
         self.show_slow();
+        self.show_rooms();
     }
 
     /// Forgets a store that gets no fragments, and that no segment names any more: it is neither shown nor listed.
     pub fn forget(&self, id: StoreId) {
         if let Some(member) = self.stores().get(&id) {
             member.forget();
-            for kind in [ConditionKind::DataStoreAway, ConditionKind::DataStoreSlow] {
+            for kind in [
+                ConditionKind::DataStoreAway,
+                ConditionKind::DataStoreSlow,
+                ConditionKind::DataStoreFull,
+                ConditionKind::DataStoreWearing,
+            ] {
                 self.conditions.set(kind, &member.name, None);
             }
         }
@@ -284,6 +297,7 @@ impl CodedSegments {
                 lateness: health.lateness(),
                 is_lost: member.is_lost(),
                 quiet_for: member.quiet_for(),
+                room: member.room(),
             }
         };
         self.in_list().iter().map(state).collect()
@@ -342,8 +356,9 @@ impl CodedSegments {
         }
     }
 
-    /// The stores that may get fragments of a segment, the best first, and behind them those that were late. Those that
-    /// fail are among them, as the last ones, only if the others are fewer than `count_min`.
+    /// The stores that may get fragments of a segment, the best first, and behind them those that were late, and those that
+    /// are full or nearly so. Those that fail are among them, as the last ones, only if the others are fewer than
+    /// `count_min`.
     fn candidates(&self, id: &[u8; 16], count_min: usize) -> Vec<StoreId> {
         let takes = |member: &&Arc<Member>| {
             !member.health().is_failing(Way::Read) && member.health().may_ask(Way::Write)
@@ -352,15 +367,19 @@ impl CodedSegments {
         let (take, failing): (Vec<_>, Vec<_>) = stores.values().partition(takes);
         let (late, well): (Vec<_>, Vec<_>) =
             take.into_iter().partition(|member| member.health().is_late_to_write());
+        let has_room = |member: &&Arc<Member>| !member.level().is_last();
+        let (well, full): (Vec<_>, Vec<_>) = well.into_iter().partition(has_room);
+        let (late, late_full): (Vec<_>, Vec<_>) = late.into_iter().partition(has_room);
         let (mut chosen, mut domains) = (Vec::new(), BTreeSet::new());
-        for (members, count_min) in [(well, usize::MAX), (late, usize::MAX), (failing, count_min)] {
+        let working = [well, late, full, late_full].map(|members| (members, usize::MAX));
+        for (members, count_min) in working.into_iter().chain([(failing, count_min)]) {
             if chosen.len() >= count_min {
                 break;
             }
             // One that fails must not hide another one of its failure domain.
             let rest = members.iter().filter(|member| !domains.contains(&member.domain));
-            let infos: Vec<StoreInfo> = rest.map(|member| member.info()).collect();
-            chosen.extend(candidates(id, &infos));
+            let weighed: Vec<Weighed> = rest.map(|member| member.weighed()).collect();
+            chosen.extend(candidates(id, &weighed));
             let with_weight = members.iter().filter(|member| member.weight() > 0);
             domains.extend(with_weight.map(|member| Arc::clone(&member.domain)));
         }

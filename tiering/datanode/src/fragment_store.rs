@@ -101,6 +101,27 @@ pub trait Verifier: fmt::Debug + Send + Sync {
     async fn verify(&self, path: &Path, bytes: u64) -> Result<Option<Bytes>>;
 }
 
+/// The room of a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that the store can hold.
+    pub total_bytes: u64,
+    /// Bytes that it still takes.
+    pub free_bytes: u64,
+    /// Why its drive is expected to fail, if it is.
+    pub wear: Option<String>,
+}
+
+/// The part of a store that knows its room.
+#[async_trait::async_trait]
+pub trait RoomTeller: fmt::Debug + Send + Sync {
+    /// Returns the room; `None` if it is not known.
+    ///
+    /// # Errors
+    /// Any error means that the store did not say.
+    async fn room(&self) -> Result<Option<Room>>;
+}
+
 /// A store of fragments; see the module. Any method may be called from any task at any time.
 #[async_trait::async_trait]
 pub trait FragmentStore: fmt::Debug + Send + Sync {
@@ -141,6 +162,12 @@ pub trait FragmentStore: fmt::Debug + Send + Sync {
     /// # Errors
     /// Any error means that the store is away for now; it is never `NotFound`.
     async fn look(&self) -> Result<()>;
+
+    /// Returns the room; `None` if the store does not know it, as a bucket.
+    ///
+    /// # Errors
+    /// Any error means that the store did not say.
+    async fn room(&self) -> Result<Option<Room>>;
 }
 
 /// The object that shows that a place is the store that it was: written once, when the place becomes one.
@@ -164,6 +191,7 @@ pub struct ObjectFragments {
     /// When the witness was last seen.
     seen: Arc<Mutex<Option<Instant>>>,
     verifier: Option<Arc<dyn Verifier>>,
+    teller: Option<Arc<dyn RoomTeller>>,
 }
 
 impl ObjectFragments {
@@ -175,13 +203,19 @@ impl ObjectFragments {
         clock: Arc<dyn Clock>,
     ) -> ObjectFragments {
         let (witness, seen) = (Arc::new(witness), Arc::default());
-        ObjectFragments { store, witness, clock, seen, verifier: None }
+        ObjectFragments { store, witness, clock, seen, verifier: None, teller: None }
     }
 
     /// Lets the store verify fragments itself.
     #[must_use]
     pub fn with_verifier(self, verifier: Arc<dyn Verifier>) -> ObjectFragments {
         ObjectFragments { verifier: Some(verifier), ..self }
+    }
+
+    /// Lets the store tell its room.
+    #[must_use]
+    pub fn with_room(self, teller: Arc<dyn RoomTeller>) -> ObjectFragments {
+        ObjectFragments { teller: Some(teller), ..self }
     }
 
     /// Looks at the witness, unless that was done a short while ago.
@@ -333,6 +367,13 @@ impl FragmentStore for ObjectFragments {
                 Err(away(format!("{path} is not there: a disk may not be mounted")))
             }
             Err(error) => Err(error),
+        }
+    }
+
+    async fn room(&self) -> Result<Option<Room>> {
+        match &self.teller {
+            Some(teller) => teller.room().await,
+            None => Ok(None),
         }
     }
 }

@@ -14,5 +14,7 @@ mod seeded_bugs;
 
 pub use coded::{CodedCounts, CodedOptions, CodedSegments, NamedStore, StoreState};
 pub use erasure::Scheme;
-pub use fragment_store::{Check, FragmentName, FragmentStore, ObjectFragments, Verifier, Witness};
+pub use fragment_store::{
+    Check, FragmentName, FragmentStore, ObjectFragments, Room, RoomTeller, Verifier, Witness,
+};
 pub use placing::{StoreId, StoreInfo};

@@ -3,8 +3,10 @@
 //! Invariants:
 //! - No two fragments of a segment are on stores of one failure domain.
 //! - The choice is a function of the segment and the stores, so a repeated attempt chooses the same ones
-//!   while the stores are as well as before.
+//!   while the stores are as well as before, and have room by the same steps.
+//! - A store that is full comes behind the others, and is never left out: the store itself refuses what it cannot take.
 
+use crate::fragment_store::Room;
 use crate::seeded_bugs::seeded_bugs;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -31,21 +33,88 @@ pub struct StoreInfo {
     pub weight: u32,
 }
 
+/// Steps from a full store to one that gets its whole share. Chosen by hand: few, as each changes the choice of stores.
+const LEVEL_MAX: u32 = 8;
+/// The part of a store that must be free for its whole share: a quarter. Chosen by hand.
+const WHOLE_DIVISOR: u64 = 4;
+/// A store with less than this part of it free comes last: a fiftieth. Chosen by hand: above the hundredth that a drive
+/// of a data node keeps.
+const LAST_DIVISOR: u64 = 50;
+/// A store with fewer bytes free comes last. Chosen by hand: four fragments of 64 MiB, the largest that there are.
+const LAST_BYTES: u64 = 4 * (64 << 20);
+
+/// The part of its share of new fragments that a store gets, by its room, in steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Level(u32);
+
+impl Default for Level {
+    /// The whole share, as for a store whose room is not known.
+    fn default() -> Level {
+        Level(LEVEL_MAX)
+    }
+}
+
+impl Level {
+    const LAST: Level = Level(0);
+
+    /// Bytes of a step, for a store of this size.
+    fn step_bytes(total_bytes: u64) -> u64 {
+        (total_bytes / WHOLE_DIVISOR / u64::from(LEVEL_MAX)).max(1)
+    }
+
+    fn of(total_bytes: u64, free_bytes: u64) -> Level {
+        if free_bytes < LAST_BYTES || free_bytes < total_bytes / LAST_DIVISOR {
+            return Level::LAST;
+        }
+        let steps = free_bytes / Level::step_bytes(total_bytes);
+        Level(u32::try_from(steps).unwrap_or(LEVEL_MAX).clamp(1, LEVEL_MAX))
+    }
+
+    /// The level for this room. One that rises above the level `before` does so half a step late: fragments that a
+    /// rebalance moves away from a store must not be what brings them back.
+    pub(crate) fn after(before: Option<Level>, room: &Room) -> Level {
+        let Room { total_bytes, free_bytes, .. } = *room;
+        let level = Level::of(total_bytes, free_bytes);
+        match before {
+            Some(before) if level > before => {
+                let margin = Level::step_bytes(total_bytes) / 2;
+                Level::of(total_bytes, free_bytes.saturating_sub(margin)).max(before)
+            }
+            _ => level,
+        }
+    }
+
+    /// Whether the store comes behind all others.
+    pub(crate) fn is_last(self) -> bool {
+        self == Level::LAST
+    }
+}
+
+/// A store, and the part of its share that its room leaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Weighed {
+    pub(crate) info: StoreInfo,
+    pub(crate) level: Level,
+}
+
 /// Orders the stores that may get fragments of a segment, the best first: weighted rendezvous hashing over
 /// the segment's random id (Schindelhauer and Schomaker, "Weighted Distributed Hash Tables", 2005).
 /// Of each failure domain only the best store is in the list, so the first ones of the list are on
 /// distinct domains.
 #[must_use]
-pub fn candidates(segment: &[u8; 16], stores: &[StoreInfo]) -> Vec<StoreId> {
-    let mut scored: Vec<(f64, &StoreInfo)> = stores
+pub(crate) fn candidates(segment: &[u8; 16], stores: &[Weighed]) -> Vec<StoreId> {
+    let mut scored: Vec<(f64, &Weighed)> = stores
         .iter()
-        .filter(|store| store.weight > 0)
+        .filter(|store| store.info.weight > 0)
         .map(|store| (score(segment, store), store))
         .collect();
-    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.id.cmp(&b.1.id)));
+    scored.sort_by(|a, b| {
+        let by_room = a.1.level.is_last().cmp(&b.1.level.is_last());
+        by_room.then(b.0.total_cmp(&a.0)).then(a.1.info.id.cmp(&b.1.info.id))
+    });
     let mut domains = BTreeSet::new();
-    scored.retain(|(_, store)| domains.insert(&store.domain) || seeded_bugs().domain_shared);
-    scored.into_iter().map(|(_, store)| store.id).collect()
+    scored.retain(|(_, store)| domains.insert(&store.info.domain) || seeded_bugs().domain_shared);
+    scored.into_iter().map(|(_, store)| store.info.id).collect()
 }
 
 /// A store that has a fragment of a segment, or would get one, and its failure domain.
@@ -76,20 +145,30 @@ pub(crate) fn moves(held: &[Held<'_>], wanted: &[Held<'_>]) -> Vec<(usize, Store
     moves
 }
 
-fn score(segment: &[u8; 16], store: &StoreInfo) -> f64 {
-    let hash = XxHash64::oneshot(u64::from(store.id.0), segment);
+fn score(segment: &[u8; 16], store: &Weighed) -> f64 {
+    let Weighed { info, level } = store;
+    let hash = XxHash64::oneshot(u64::from(info.id.0), segment);
     // In (0, 1): both ends are excluded.
     let uniform = ((hash >> 12) as f64 + 0.5) / (1u64 << 52) as f64;
-    f64::from(store.weight) / -uniform.ln()
+    // Stores that come last are compared with each other only.
+    f64::from(info.weight) * f64::from(level.0.max(1)) / -uniform.ln()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn stores(count: u32) -> Vec<StoreInfo> {
-        let store = |id| StoreInfo { id: StoreId(id), domain: format!("node {id}"), weight: 100 };
-        (1..=count).map(store).collect()
+    fn stores(count: u32) -> Vec<Weighed> {
+        let info = |id| StoreInfo { id: StoreId(id), domain: format!("node {id}"), weight: 100 };
+        (1..=count).map(|id| Weighed { info: info(id), level: Level::default() }).collect()
+    }
+
+    const TIB: u64 = 1 << 40;
+
+    /// The level of a store of a TiB of which this many thousandths are free.
+    fn level(before: Option<Level>, thousandths: u64) -> Level {
+        let free_bytes = TIB / 1000 * thousandths;
+        Level::after(before, &Room { total_bytes: TIB, free_bytes, wear: None })
     }
 
     fn segment(number: u32) -> [u8; 16] {
@@ -101,9 +180,9 @@ mod tests {
     #[test]
     fn fragments_are_spread_by_weight_over_distinct_domains() {
         let mut stores = stores(8);
-        stores[7].weight = 300;
-        stores[0].domain = stores[1].domain.clone();
-        stores[2].weight = 0;
+        stores[7].info.weight = 300;
+        stores[0].info.domain = stores[1].info.domain.clone();
+        stores[2].info.weight = 0;
         let mut counts = [0u32; 9];
         for number in 0..4000 {
             let chosen = candidates(&segment(number), &stores);
@@ -142,7 +221,7 @@ mod tests {
     fn few_segments_move_when_a_store_comes() {
         let (before, after) = (stores(10), stores(11));
         let moved = |number: &u32| {
-            let four = |stores: &[StoreInfo]| -> BTreeSet<StoreId> {
+            let four = |stores: &[Weighed]| -> BTreeSet<StoreId> {
                 candidates(&segment(*number), stores).into_iter().take(4).collect()
             };
             let kept = four(&before).intersection(&four(&after)).count();
@@ -151,5 +230,70 @@ mod tests {
         };
         let count = (0..1000).filter(moved).count();
         assert!((250..500).contains(&count), "4 of 11, and {count} of 1000 have moved");
+    }
+
+    #[test]
+    fn share_falls_in_steps_with_the_room_and_rises_late() {
+        assert_eq!(level(None, 1000), Level::default());
+        assert_eq!(level(None, 251), Level::default());
+        assert_eq!(level(None, 249), Level(7));
+        assert_eq!(level(None, 126), Level(4));
+        assert_eq!(level(None, 21), Level(1), "the smallest share");
+        assert_eq!(level(None, 19), Level::LAST);
+        let falling: Vec<Level> = (0..=1000).map(|free| level(None, free)).collect();
+        assert!(falling.is_sorted(), "more room is never a smaller share");
+        // A step of a TiB is 31 thousandths, and half of it is the margin of a rise.
+        assert_eq!(level(Some(Level(3)), 126), Level(3));
+        assert_eq!(level(Some(Level(3)), 142), Level(4));
+        assert_eq!(level(Some(Level::LAST), 21), Level::LAST);
+        assert_eq!(level(Some(Level::LAST), 50), Level(1));
+        assert_eq!(level(Some(Level(7)), 126), Level(4), "a fall counts at once");
+        assert_eq!(level(Some(Level(3)), 1000), Level::default());
+        // A small store is full when a few fragments do not fit.
+        let small = |free_bytes| Room { total_bytes: 1 << 30, free_bytes, wear: None };
+        assert_eq!(Level::after(None, &small(LAST_BYTES - 1)), Level::LAST);
+        assert_eq!(Level::after(None, &small(LAST_BYTES)), Level::default());
+    }
+
+    #[test]
+    fn stores_with_little_room_get_less_and_full_ones_come_last() {
+        let mut stores = stores(8);
+        stores[0].level = Level(2);
+        stores[1].level = Level::LAST;
+        stores[2].info.domain = stores[1].info.domain.clone();
+        let mut counts = [0u32; 9];
+        for number in 0..4000 {
+            let chosen = candidates(&segment(number), &stores);
+            assert_eq!(chosen.len(), 7, "two share a domain");
+            assert!(!chosen.contains(&StoreId(2)), "another store of its domain has room");
+            chosen[..2].iter().for_each(|id| counts[id.0 as usize] += 1);
+        }
+        assert!(counts[1] * 3 < counts[4] && counts[1] > counts[4] / 6, "{counts:?}");
+        stores[2].level = Level::LAST;
+        for number in 0..400 {
+            let chosen = candidates(&segment(number), &stores);
+            assert!([StoreId(2), StoreId(3)].contains(&chosen[6]), "{chosen:?}");
+        }
+        // Full or not, they are all that there is.
+        stores.iter_mut().for_each(|store| store.level = Level::LAST);
+        assert_eq!(candidates(&segment(1), &stores).len(), 7);
+    }
+
+    #[test]
+    fn only_fragments_of_the_store_that_has_less_room_move() {
+        let before = stores(10);
+        let mut after = before.clone();
+        after[4].level = Level(7);
+        let four = |number: u32, stores: &[Weighed]| -> BTreeSet<StoreId> {
+            candidates(&segment(number), stores).into_iter().take(4).collect()
+        };
+        let mut moved = 0;
+        for number in 0..1000 {
+            let (had, has) = (four(number, &before), four(number, &after));
+            let left: Vec<&StoreId> = had.difference(&has).collect();
+            assert!(left.is_empty() || left == [&StoreId(5)], "{left:?}");
+            moved += left.len();
+        }
+        assert!((10..100).contains(&moved), "an eighth of a tenth of 4000, and {moved} have moved");
     }
 }

@@ -70,16 +70,25 @@ fn store(name: &str, fragment_count: u64) -> DataStoreInfo {
     }
 }
 
+/// A store that has told its room.
+fn roomy(total_bytes: u64, free_bytes: u64, store: DataStoreInfo) -> DataStoreInfo {
+    DataStoreInfo { total_bytes: Some(total_bytes), free_bytes: Some(free_bytes), ..store }
+}
+
 fn changing() -> DataStoresInfo {
     let failure = Some("no answer in 20 s".to_owned());
     let is_draining = true;
     DataStoresInfo {
         scheme: "2+1".to_owned(),
         stores: vec![
-            store("d1", 1200),
+            roomy(3 << 40, 1 << 40, store("d1", 1200)),
             DataStoreInfo { is_draining, failure: failure.clone(), ..store("d2", 700) },
             DataStoreInfo { is_draining, is_empty: true, ..store("d3", 0) },
-            DataStoreInfo { is_added: true, weight: 2, ..store("d4", 100) },
+            roomy(
+                1 << 40,
+                20 << 30,
+                DataStoreInfo { is_added: true, weight: 2, ..store("d4", 100) },
+            ),
             DataStoreInfo { is_leaving: true, failure, ..store("d5", 3) },
         ],
         rebalance: Some(RebalanceInfo {
@@ -132,6 +141,8 @@ pub(super) fn in_status() -> DataStoresInfo {
                 is_draining: true,
                 fragment_count: Some(7),
                 fragment_bytes: Some(7 << 20),
+                total_bytes: Some(2 << 40),
+                free_bytes: Some(1 << 40),
                 ..DataStoreInfo::default()
             },
             DataStoreInfo {

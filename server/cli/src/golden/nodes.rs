@@ -54,14 +54,16 @@ fn dnode() -> DnodeInfo {
         used_bytes: 1 << 40,
         available_bytes: 2 << 40,
         pool_count: 2,
+        wear: None,
     };
+    let wear = Some("nvme0n1: 97 % of its rated writes are used".to_owned());
     let missing = "/mnt/nvme1/spindle-drive.json is not there: its disk may not be mounted";
     DnodeInfo {
         version: "0.1.0".to_owned(),
         name: "d1".to_owned(),
         id: node("d1", '3').id,
         cluster: CLUSTER.to_owned(),
-        drives: vec![drive("nvme0", None), drive("nvme1", Some(missing))],
+        drives: vec![DriveInfo { wear, ..drive("nvme0", None) }, drive("nvme1", Some(missing))],
     }
 }
 

@@ -6,10 +6,10 @@ use block::quantities::{ByteSize, Span};
 use std::fmt::Write;
 
 pub(super) fn stores(info: &DataStoresInfo) -> String {
-    let head = ["STORE", "DOMAIN", "WEIGHT", "FRAGMENTS", "BYTES", "STATE"].map(str::to_owned);
-    let rows: Vec<Vec<String>> =
-        std::iter::once(head.to_vec()).chain(info.stores.iter().map(row)).collect();
-    let mut text = table(&rows, &[2, 3, 4]);
+    let head = ["STORE", "DOMAIN", "WEIGHT", "FRAGMENTS", "BYTES", "FREE", "TOTAL", "STATE"];
+    let head = head.map(str::to_owned).to_vec();
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(info.stores.iter().map(row)).collect();
+    let mut text = table(&rows, &[2, 3, 4, 5, 6]);
     if let Some(found) = &info.rebalance {
         let _ = writeln!(text, "rebalance: {}", rebalance(found));
     }
@@ -18,12 +18,15 @@ pub(super) fn stores(info: &DataStoresInfo) -> String {
 
 fn row(store: &DataStoreInfo) -> Vec<String> {
     let figure = |figure: Option<String>| figure.unwrap_or_else(|| "-".to_owned());
+    let size = |bytes: Option<u64>| figure(bytes.map(|bytes| ByteSize(bytes).rounded()));
     vec![
         store.url.clone(),
         store.domain.clone(),
         store.weight.to_string(),
         figure(store.fragment_count.map(|count| count.to_string())),
-        figure(store.fragment_bytes.map(|bytes| ByteSize(bytes).rounded())),
+        size(store.fragment_bytes),
+        size(store.free_bytes),
+        size(store.total_bytes),
         state(store),
     ]
 }

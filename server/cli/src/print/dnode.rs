@@ -27,10 +27,13 @@ pub(super) fn dnode(info: &DnodeInfo) -> String {
         ]
     }));
     text.push_str(&table(&rows, &[2, 3, 4, 5]));
-    for DriveInfo { url, failure, .. } in drives {
+    for DriveInfo { url, failure, wear, .. } in drives {
+        // Writing to a string cannot fail.
         if let Some(failure) = failure {
-            // Writing to a string cannot fail.
             let _ = writeln!(text, "warning: {url} is away: {failure}");
+        }
+        if let Some(why) = wear {
+            let _ = writeln!(text, "warning: {url} is wearing out: {why}");
         }
     }
     text

@@ -28,6 +28,7 @@ fn requests() -> Vec<Request> {
         Request::List("fragments".to_owned()),
         Request::List(String::new()),
         Request::Check(path()),
+        Request::Room,
     ]
 }
 
@@ -45,6 +46,8 @@ fn answers() -> Vec<Answer> {
         Answer::Refused(Refusal::NotFound, String::new()),
         Answer::Refused(Refusal::Denied, String::new()),
         Answer::Refused(Refusal::Fenced, "a later owner has come".to_owned()),
+        Answer::Room(DriveRoom { total_bytes: 1 << 40, free_bytes: 77, wear: String::new() }),
+        Answer::Room(DriveRoom { total_bytes: 9, free_bytes: 0, wear: "nvme0n1: worn".to_owned() }),
     ]
 }
 
@@ -120,4 +123,11 @@ fn other_bodies_are_refused_without_a_panic() {
     let (kind, parts) = Answer::Refused(Refusal::Full, "ü".repeat(TEXT_BYTES_MAX)).encode();
     let cut = Answer::decode(kind, &parts.concat().into());
     assert_eq!(cut, Some(Answer::Refused(Refusal::Full, "ü".repeat(TEXT_BYTES_MAX / 2))));
+    // So is that of wear. A question for the room has no body.
+    let worn = |wear: String| Answer::Room(DriveRoom { wear, ..DriveRoom::default() });
+    let (kind, parts) = worn("ü".repeat(TEXT_BYTES_MAX)).encode();
+    let cut = Answer::decode(kind, &parts.concat().into());
+    assert_eq!(cut, Some(worn("ü".repeat(TEXT_BYTES_MAX / 2))));
+    assert_eq!(Answer::decode(kind::TOLD, &Bytes::from_static(&[0; 15])), None);
+    assert_eq!(Request::decode(kind::ROOM, &Bytes::from_static(b"x")), None);
 }

@@ -7,8 +7,9 @@
 
 use super::NamedStore;
 use super::health::{Health, Way};
-use crate::fragment_store::{Check, FragmentName, FragmentStore, ListedFragment};
-use crate::placing::{StoreId, StoreInfo};
+use super::room::Told;
+use crate::fragment_store::{Check, FragmentName, FragmentStore, ListedFragment, Room};
+use crate::placing::{Level, StoreId, StoreInfo, Weighed};
 use block::env::Clock;
 use bytes::Bytes;
 use futures::StreamExt;
@@ -26,6 +27,8 @@ use tokio::sync::Semaphore;
 const TIME_MAX: Duration = Duration::from_secs(20);
 /// Slowest transfer that is waited for, in bytes per second. Chosen by hand.
 const RATE_MIN: u64 = 1 << 20;
+/// Pause between two questions for the room. Chosen by hand: a store takes a few GiB meanwhile.
+const ROOM_PAUSE: Duration = Duration::from_secs(10);
 
 /// A store of fragments; see the module.
 #[derive(Debug)]
@@ -48,6 +51,7 @@ pub(super) struct Member {
     written: Mutex<Option<Instant>>,
     /// Since when it is slow.
     slow_since: Mutex<Option<Instant>>,
+    told: Mutex<Told>,
 }
 
 impl Member {
@@ -67,12 +71,33 @@ impl Member {
             is_forgotten: AtomicBool::new(false),
             written: Mutex::default(),
             slow_since: Mutex::default(),
+            told: Mutex::default(),
         }
     }
 
     /// What the choice of stores knows of it now.
     pub(super) fn info(&self) -> StoreInfo {
         StoreInfo { id: self.id, domain: self.domain.to_string(), weight: self.weight() }
+    }
+
+    /// The same, with the part of its share that its room leaves.
+    pub(super) fn weighed(&self) -> Weighed {
+        Weighed { info: self.info(), level: self.level() }
+    }
+
+    /// The part of its share that its room leaves.
+    pub(super) fn level(&self) -> Level {
+        self.told.lock().level
+    }
+
+    /// Its room, as it was last told.
+    pub(super) fn room(&self) -> Option<Room> {
+        self.told.lock().room.clone()
+    }
+
+    /// Whether it had hardly any room when it was last told.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.told.lock().is_nearly_full
     }
 
     /// Share of new fragments; with 0 it gets none.
@@ -200,9 +225,44 @@ impl Member {
         self.noted(Way::Read, 0, async move { store.look().await }).await
     }
 
+    /// Asks the store for its room, unless that was done a short while ago. That it does not say is no failure of the
+    /// store: the look tells whether it fails. What it said before counts until it says something else.
+    pub(super) async fn ask_room(&self) {
+        let now = self.clock.now();
+        {
+            let mut told = self.told.lock();
+            if told.asked_at.is_some_and(|asked_at| now < asked_at + ROOM_PAUSE) {
+                return;
+            }
+            told.asked_at = Some(now);
+        }
+        let store = Arc::clone(&self.store);
+        match self.sent(0, async move { store.room().await }).await {
+            Ok(room) => self.told.lock().note(room),
+            Err(error) => {
+                tracing::debug!(store = self.name, %error, "a data store did not tell its room");
+            }
+        }
+    }
+
     async fn noted<T: Send + 'static>(
         &self,
         way: Way,
+        bytes: u64,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let result = self.sent(bytes, request).await;
+        if self.health.note(way, &result)
+            && let Err(error) = &result
+        {
+            tracing::warn!(store = self.name, error = %error, "a data store fails");
+        }
+        result
+    }
+
+    /// Sends a request when there is a place for it, and waits for its answer for a limited time.
+    async fn sent<T: Send + 'static>(
+        &self,
         bytes: u64,
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
@@ -218,13 +278,7 @@ impl Member {
             sent.await.unwrap_or_else(|cause| Err(Error::JoinError { source: cause }))
         };
         let result = tokio::time::timeout(time_max, answered).await;
-        let result = result.unwrap_or_else(|_| Err(late(time_max)));
-        if self.health.note(way, &result)
-            && let Err(error) = &result
-        {
-            tracing::warn!(store = self.name, error = %error, "a data store fails");
-        }
-        result
+        result.unwrap_or_else(|_| Err(late(time_max)))
     }
 }
 

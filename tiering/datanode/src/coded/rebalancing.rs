@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - A fragment moves only from a store that would not get one to a store that would and has none. So a segment that
-//!   has moved does not move again while the stores and their weights stay as they are.
+//!   has moved does not move again while the stores, their weights and the steps of their room stay as they are.
 //! - The new fragments are durable before the new placement is returned. Nothing is overwritten or deleted.
 //! - Fragments of a segment that lacks some stay: the rebuild comes first.
 //! - A store that is away keeps its fragments until it counts as lost.
@@ -12,7 +12,7 @@ use super::CodedSegments;
 use super::health::Way;
 use super::reading::Coded;
 use super::rebuilding::finished;
-use crate::placing::{Held, StoreId, StoreInfo, candidates, moves};
+use crate::placing::{Held, StoreId, Weighed, candidates, moves};
 use crate::seeded_bugs::seeded_bugs;
 use object_store::Result;
 use std::collections::BTreeSet;
@@ -42,8 +42,8 @@ impl CodedSegments {
         let stores = self.stores();
         // With those that are away for a while: they keep what they have, and get nothing now.
         let staying = stores.values().filter(|member| member.weight() > 0 && !member.is_lost());
-        let infos: Vec<StoreInfo> = staying.map(|member| member.info()).collect();
-        let mut wanted = candidates(&coded.name.id, &infos);
+        let weighed: Vec<Weighed> = staying.map(|member| member.weighed()).collect();
+        let mut wanted = candidates(&coded.name.id, &weighed);
         wanted.truncate(coded.scheme.fragments());
         let place = |store: StoreId| {
             let domain = stores.get(&store).map_or("", |member| &*member.domain);

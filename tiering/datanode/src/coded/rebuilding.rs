@@ -11,7 +11,7 @@ use super::health::Way;
 use super::image::{RebuiltFragments, Source};
 use super::reading::{Coded, is_damage};
 use super::{CodedSegments, names, unknown_store};
-use crate::placing::{StoreId, StoreInfo, candidates};
+use crate::placing::{StoreId, Weighed, candidates};
 use crate::seeded_bugs::seeded_bugs;
 use erasure::fragment::HEADER_BYTES;
 use futures::StreamExt;
@@ -223,8 +223,8 @@ impl CodedSegments {
                 && !health.is_failing(Way::Read)
                 && health.is_due(Way::Write)
         });
-        let infos: Vec<StoreInfo> = takes.map(|member| member.info()).collect();
-        candidates(&coded.name.id, &infos)
+        let weighed: Vec<Weighed> = takes.map(|member| member.weighed()).collect();
+        candidates(&coded.name.id, &weighed)
     }
 
     /// Writes the wanted fragments to stores in free failure domains.
