@@ -31,7 +31,7 @@ mod proof;
 mod seeded_bugs;
 mod service;
 
-pub use client::{NodeObjects, NodePlace};
+pub use client::{NodeObjects, NodePlace, drives_of};
 pub use drive::{Drive, DriveOptions, DriveState, Drives};
 pub use proof::PoolSigner;
 pub use service::DataService;
