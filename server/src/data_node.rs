@@ -48,7 +48,9 @@ pub(crate) async fn run(config: &Config, announce: impl Fn(&[String])) -> Result
         );
         return Err(Error::new(ErrorKind::Invalid, what));
     }
-    let options: Vec<DriveOptions> = config.settings().dnode.drives.iter().map(options).collect();
+    let dnode = &config.settings().dnode;
+    let options: Vec<DriveOptions> =
+        dnode.drives.iter().map(|drive| options(dnode, drive)).collect();
     if options.is_empty() {
         let what =
             "serve drives: there are none; name their directories with --drive, or in dnode.drives";
@@ -103,10 +105,12 @@ pub(crate) async fn run(config: &Config, announce: impl Fn(&[String])) -> Result
     admin.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))
 }
 
-fn options(drive: &config::DriveSettings) -> DriveOptions {
+fn options(dnode: &config::DnodeSettings, drive: &config::DriveSettings) -> DriveOptions {
     DriveOptions {
         name: drive.name().to_owned(),
         dir: drive.dir.clone(),
         capacity_bytes: drive.capacity.map(|capacity| capacity.0),
+        group: dnode.group_of(drive),
+        domain: dnode.domain_of(drive),
     }
 }

@@ -11,6 +11,7 @@
 mod changes;
 mod identity;
 mod list;
+mod media_group;
 mod opener;
 mod room;
 
@@ -29,6 +30,7 @@ use engine::data_stores::{
     OpenDataStores, Room,
 };
 use list::{List, StoreEntry};
+use media_group::MediaGroup;
 use object_store::path::Path;
 use opener::{Opener, entry_of};
 use parking_lot::Mutex;
@@ -68,7 +70,8 @@ impl DataStores for ConfiguredStores {
         let opener = Opener::new(&asked, self.dir.clone());
         let list = match (asked.owner, self.settings.scheme()) {
             (Some(owner), Some(scheme)) => {
-                let wanted = self.wanted(&asked, &opener, scheme, &found).await?;
+                let mut wanted = self.wanted(&asked, &opener, scheme, &found).await?;
+                self.add_group(&opener, scheme, found.as_ref(), &mut wanted).await?;
                 if found.as_ref() != Some(&wanted) {
                     owner.check().await?;
                     number += 1;
@@ -201,6 +204,8 @@ struct OpenedStores {
     opener: Opener,
     /// The configuration names the pool's data stores, so that one that it does not name may leave.
     is_configured: bool,
+    /// Present for the owner of a pool that has one.
+    group: Option<MediaGroup>,
     /// Where the segments are to be.
     policy: TierPolicy,
     conditions: Conditions,
@@ -246,6 +251,7 @@ impl ConfiguredStores {
             places: Mutex::new(places),
             opener,
             is_configured: self.settings.scheme().is_some(),
+            group: asked.owner.and_then(|_| MediaGroup::of(&self.settings)),
             policy: self.settings.policy(),
             conditions: asked.conditions.clone(),
         })
@@ -325,6 +331,10 @@ impl OpenDataStores for OpenedStores {
         self.replace_store(old, new).await
     }
 
+    async fn watch_media_group(&self) {
+        self.watch_group().await;
+    }
+
     async fn set_rebalancing(&self, is_rebalancing: bool) -> Result<()> {
         self.change(|list| {
             list.is_rebalancing = is_rebalancing;
@@ -342,6 +352,7 @@ impl OpenDataStores for OpenedStores {
                 url: entry.url.clone(),
                 node: DriveUrl::parse(&entry.url).ok().flatten().map(|drive| drive.node),
                 domain: entry.domain.clone(),
+                group: self.group.as_ref().and_then(|group| group.group_at(&entry.url)),
                 weight: entry.weight,
                 is_leaving: entry.is_leaving,
                 is_draining: entry.is_draining,

@@ -38,8 +38,22 @@ impl DataNodes {
         count: usize,
         text: impl Fn(&[String]) -> String,
     ) -> DataNodes {
+        let mut all = DataNodes::found(volumes, &text(&[]));
+        for number in 0..count {
+            let node = all.join_with(number, &[], "");
+            all.nodes.push(node);
+        }
+        all.owner.stop();
+        let urls: Vec<String> =
+            (0..count).map(|number| format!("\"spindle://d{number}\"")).collect();
+        all.owner.configure(&text(&urls));
+        all.owner.restart();
+        all
+    }
+
+    /// Founds a cluster of the owner alone, whose pool has these settings but for those of its data stores.
+    pub fn found(volumes: &[(&str, &str)], settings: &str) -> DataNodes {
         // The log keeps the size that it is made with.
-        let settings = text(&[]);
         let plain = settings.split("[data]").next().expect("the beginning");
         let mut owner = Daemon::new(plain, volumes);
         // A busy machine destages late while nodes hang.
@@ -54,25 +68,16 @@ impl DataNodes {
         let address = free_address();
         let _ = owner.json(&["node", "init", "--address", &address, "--name", "owner"]);
         owner.restart();
-        let drives = Place::new();
-        let mut all = DataNodes { owner, nodes: Vec::new(), drives };
-        for number in 0..count {
-            let node = all.join(number);
-            all.nodes.push(node);
-        }
-        all.owner.stop();
-        let urls: Vec<String> =
-            (0..count).map(|number| format!("\"spindle://d{number}\"")).collect();
-        all.owner.configure(&text(&urls));
-        all.owner.restart();
-        all
+        DataNodes { owner, nodes: Vec::new(), drives: Place::new() }
     }
 
-    /// Lets another data node join, with a drive of its own, and starts it.
-    fn join(&self, number: usize) -> Daemon {
+    /// Lets another data node join, with a drive of its own, and starts it with these arguments and settings.
+    pub fn join_with(&self, number: usize, arguments: &[&str], settings: &str) -> Daemon {
         let drive = self.drive(number);
         std::fs::create_dir(&drive).expect("make a directory");
         let mut node = Daemon::data_node(&[&drive]);
+        node.argue(arguments);
+        node.configure(settings);
         let token = self.owner.json(&["node", "token"]);
         let (address, name) = (free_address(), format!("d{number}"));
         let token = token["token"].as_str().expect("a token");
@@ -92,7 +97,7 @@ impl DataNodes {
         node
     }
 
-    fn drive(&self, number: usize) -> PathBuf {
+    pub fn drive(&self, number: usize) -> PathBuf {
         self.drives.join(&format!("nvme{number}"))
     }
 }

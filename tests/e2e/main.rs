@@ -35,6 +35,7 @@ mod filesystem;
 mod guest;
 mod ill_store;
 mod late;
+mod media_groups;
 mod members_failing;
 mod mounted;
 mod neighbour;

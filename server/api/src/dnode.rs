@@ -25,6 +25,12 @@ pub struct DriveInfo {
     pub url: String,
     /// Its directory.
     pub dir: PathBuf,
+    /// Its media group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    /// The label of its failure domain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
     /// Why it is away, or the cause of its last failure, while it fails.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,

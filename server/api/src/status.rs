@@ -298,12 +298,15 @@ pub struct DataStoreInfo {
     pub url: String,
     /// Its failure domain.
     pub domain: String,
+    /// The media group of a drive of a data node, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// Its share of new fragments, relative to the others.
     pub weight: u32,
     /// `data drain` or `data replace` takes it out: it gets no new fragments, and those on it move to others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_draining: bool,
-    /// `data replace` has added it.
+    /// `data replace` or its media group has added it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_added: bool,
     /// It is draining or leaving, and no segment needs it any more, as the last walk has found.

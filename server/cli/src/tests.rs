@@ -44,6 +44,7 @@ fn the_documented_command_lines_parse() {
         "spindle node join - --dir /d --address 10.0.0.1:7400 --address [fd00::1]:7400",
         "spindle node join - --without-key --dir /d --address 10.0.0.1:7400",
         "spindle dnode --dir /d --drive /mnt/a --drive /mnt/b",
+        "spindle dnode --dir /d --drive /mnt/a --group nvme --domain rack-a",
         "spindle node list --dir /d -o json",
         "spindle node remove n2 --dir /d",
         "spindle config show --dir /d --memory 2G",

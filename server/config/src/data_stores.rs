@@ -1,7 +1,7 @@
 //! `[data]`: the scheme of the segments, and the stores of their fragments.
 
 use crate::DriveUrl;
-use block::quantities::Span;
+use block::quantities::{Span, check_name};
 use block::{Error, ErrorKind, Result};
 use erasure::Scheme;
 use serde::de::value::MapAccessDeserializer;
@@ -21,6 +21,8 @@ pub const DATA_STORE_COUNT_MAX: usize = 256;
 pub struct DataSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheme: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stores: Vec<DataStoreSettings>,
     #[serde(serialize_with = "tiers_name", deserialize_with = "tiers_named")]
@@ -42,6 +44,7 @@ impl Default for DataSettings {
     fn default() -> Self {
         DataSettings {
             scheme: None,
+            group: None,
             stores: Vec::new(),
             tiers: Tiers::DataStores,
             cold_after: Span::from_secs(7 * 86_400),
@@ -174,7 +177,14 @@ impl DataSettings {
                 self.lost_after
             )));
         }
+        if let Some(group) = &self.group {
+            check_name("media group", group)
+                .map_err(|why| invalid(format!("data.group: {why}")))?;
+        }
         let Some(scheme) = &self.scheme else {
+            if self.group.is_some() {
+                return Err(invalid("data.group needs data.scheme, such as \"4+2\""));
+            }
             if self.tiers.is_moving() {
                 return Err(invalid("data.tiers needs data.scheme, such as \"4+2\""));
             }
@@ -194,8 +204,9 @@ impl DataSettings {
             }
         }
         let domains: BTreeSet<&str> = self.stores.iter().map(DataStoreSettings::domain).collect();
-        // Those that are to be empty get no fragments.
-        if domains.len() < scheme.fragments() && self.tiers != Tiers::ObjectStore {
+        // Those that are to be empty get no fragments, and only the nodes know which drives a media group has.
+        let is_known = self.group.is_none() && self.tiers != Tiers::ObjectStore;
+        if is_known && domains.len() < scheme.fragments() {
             return Err(invalid(format!(
                 "data.scheme {scheme} needs stores in {} failure domains, and data.stores has {}: add stores, or use \
                  a scheme with fewer fragments",

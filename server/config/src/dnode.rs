@@ -18,6 +18,10 @@ const SCHEME: &str = "spindle://";
 #[serde(default, deny_unknown_fields)]
 #[allow(missing_docs, reason = "options::OPTIONS documents every field")]
 pub struct DnodeSettings {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub drives: Vec<DriveSettings>,
 }
@@ -31,6 +35,10 @@ pub struct DriveSettings {
     pub name: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<ByteSize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
 }
 
 /// The table of a drive.
@@ -40,6 +48,8 @@ struct Table {
     dir: PathBuf,
     name: Option<String>,
     capacity: Option<ByteSize>,
+    group: Option<String>,
+    domain: Option<String>,
 }
 
 impl<'de> Deserialize<'de> for DriveSettings {
@@ -58,12 +68,14 @@ impl<'de> Visitor<'de> for DriveVisitor {
     }
 
     fn visit_str<E>(self, dir: &str) -> Result<DriveSettings, E> {
-        Ok(DriveSettings { dir: dir.into(), name: None, capacity: None })
+        let dir = dir.into();
+        Ok(DriveSettings { dir, name: None, capacity: None, group: None, domain: None })
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<DriveSettings, A::Error> {
-        let Table { dir, name, capacity } = Table::deserialize(MapAccessDeserializer::new(map))?;
-        Ok(DriveSettings { dir, name, capacity })
+        let table = Table::deserialize(MapAccessDeserializer::new(map))?;
+        let Table { dir, name, capacity, group, domain } = table;
+        Ok(DriveSettings { dir, name, capacity, group, domain })
     }
 }
 
@@ -77,11 +89,37 @@ impl DriveSettings {
 }
 
 impl DnodeSettings {
+    /// The media group of a drive: its own, or that of the node.
+    #[must_use]
+    pub fn group_of(&self, drive: &DriveSettings) -> Option<String> {
+        drive.group.clone().or_else(|| self.group.clone())
+    }
+
+    /// The label of the failure domain of a drive: its own, or that of the node.
+    #[must_use]
+    pub fn domain_of(&self, drive: &DriveSettings) -> Option<String> {
+        drive.domain.clone().or_else(|| self.domain.clone())
+    }
+
+    fn check_labels(&self) -> Result<()> {
+        let of_drives = self.drives.iter().flat_map(|drive| {
+            [("dnode.drives.group", &drive.group), ("dnode.drives.domain", &drive.domain)]
+        });
+        let all = [("dnode.group", &self.group), ("dnode.domain", &self.domain)];
+        for (key, label) in all.into_iter().chain(of_drives) {
+            let what = if key.ends_with("group") { "media group" } else { "failure domain" };
+            let checked = label.as_ref().map_or(Ok(()), |label| check_name(what, label));
+            checked.map_err(|why| invalid(format!("{key}: {why}")))?;
+        }
+        Ok(())
+    }
+
     /// Makes the directories absolute, and checks the drives.
     pub(super) fn settle(&mut self) -> Result<()> {
         if self.drives.len() > COUNT_MAX {
             return Err(invalid(format!("dnode.drives: a data node has {COUNT_MAX} at most")));
         }
+        self.check_labels()?;
         let absolute = |dir: &Path| {
             std::path::absolute(dir).map_err(|error| {
                 Error::with_source(

@@ -131,6 +131,15 @@ pub const OPTIONS: &[OptionDoc] = &[
          may be lost. Changing it affects new segments.",
     ),
     row(
+        "data.group",
+        "text",
+        "1 to 63 of A-Z a-z 0-9 . _ -",
+        "(none)",
+        "\"nvme\"",
+        "Media group: all drives of data nodes in this group are data stores of the pool, beside `data.stores`. Set it \
+         to the same on every node that may own the pool.",
+    ),
+    row(
         "data.tiers",
         "text",
         "data-stores, both or object-store",
@@ -400,6 +409,22 @@ pub const OPTIONS: &[OptionDoc] = &[
         "File with a key that `spindle key backup` printed.",
     ),
     row(
+        "dnode.group",
+        "text",
+        "1 to 63 of A-Z a-z 0-9 . _ -",
+        "(none)",
+        "\"nvme\"",
+        "Media group of the node's drives. Pools with this `data.group` have them as data stores.",
+    ),
+    row(
+        "dnode.domain",
+        "text",
+        "1 to 63 of A-Z a-z 0-9 . _ -",
+        "(the node)",
+        "\"rack-a\"",
+        "Failure domain of the node's drives in such pools: what fails together with them, such as a rack.",
+    ),
+    row(
         "dnode.drives.dir",
         "path",
         "an empty directory, at first",
@@ -422,6 +447,22 @@ pub const OPTIONS: &[OptionDoc] = &[
         "(what the file system has)",
         "\"3TiB\"",
         "Most bytes to store on the drive. The last hundredth of a file system always stays free.",
+    ),
+    row(
+        "dnode.drives.group",
+        "text",
+        "1 to 63 of A-Z a-z 0-9 . _ -",
+        "(dnode.group)",
+        "\"hdd\"",
+        "Media group of the drive.",
+    ),
+    row(
+        "dnode.drives.domain",
+        "text",
+        "1 to 63 of A-Z a-z 0-9 . _ -",
+        "(dnode.domain)",
+        "\"rack-a\"",
+        "Failure domain of the drive.",
     ),
     row(
         "volumes.name",

@@ -122,6 +122,12 @@ fn values_out_of_range_name_the_option_and_the_range() {
             "from 1 to 1000",
         ),
         ("[data]\nscheme = \"1+1\"\nstores = [\"/a\", { uri = \"/b\" }]", "did you mean `url`?"),
+        ("[data]\ngroup = \"nvme\"", "needs data.scheme"),
+        ("[data]\nscheme = \"1+1\"\ngroup = \"n/v\"", "data.group: media group name"),
+        ("[dnode]\ngroup = \"\"", "dnode.group: media group name"),
+        ("[dnode]\ndomain = \"rack a\"", "dnode.domain: failure domain name"),
+        ("[dnode]\ndrives = [{dir = \"/a\", group = \"a b\"}]", "dnode.drives.group"),
+        ("[dnode]\ndrives = [{dir = \"/a\", domain = \"\"}]", "dnode.drives.domain"),
         ("[log]\ndetection = \"100ms\"", "from 200ms to 60s"),
         ("[log]\ndetection = \"61s\"", "from 200ms to 60s"),
         ("[keys]\nsource = \"passphrase\"", "exactly one of"),
@@ -137,6 +143,27 @@ fn values_out_of_range_name_the_option_and_the_range() {
     ] {
         let error = refused(text);
         assert!(error.contains(word), "{text}: {error}");
+    }
+}
+
+#[test]
+fn drive_has_the_group_and_the_domain_of_its_node_unless_it_has_its_own() {
+    let text = "dir = \"/d\"\n[dnode]\ngroup = \"nvme\"\ndomain = \"rack-a\"\n\
+                drives = [\"/a\", {dir = \"/b\", group = \"hdd\", domain = \"rack-b\"}]\n";
+    let config = load(text, &[]).unwrap();
+    let dnode = &config.settings().dnode;
+    let labels: Vec<_> =
+        dnode.drives.iter().map(|drive| (dnode.group_of(drive), dnode.domain_of(drive))).collect();
+    let some = |text: &str| Some(text.to_owned());
+    assert_eq!(labels, [(some("nvme"), some("rack-a")), (some("hdd"), some("rack-b"))]);
+}
+
+#[test]
+fn media_group_stands_beside_stores_or_alone() {
+    for stores in ["", "stores = [\"/a\"]\n"] {
+        let text = format!("dir = \"/d\"\n[data]\nscheme = \"2+1\"\ngroup = \"nvme\"\n{stores}");
+        let config = load(&text, &[]).unwrap();
+        assert_eq!(config.settings().data.group.as_deref(), Some("nvme"));
     }
 }
 
@@ -172,6 +199,7 @@ fn every_option_is_documented_and_every_documented_option_exists() {
     };
     settings.data = DataSettings {
         scheme: Some("1+1".to_owned()),
+        group: Some("g".to_owned()),
         stores: vec![DataStoreSettings {
             url: "/s".to_owned(),
             domain: Some("d".to_owned()),
@@ -180,10 +208,14 @@ fn every_option_is_documented_and_every_documented_option_exists() {
         }],
         ..DataSettings::default()
     };
+    settings.dnode.group = Some("g".to_owned());
+    settings.dnode.domain = Some("d".to_owned());
     settings.dnode.drives = vec![DriveSettings {
         dir: "/d".into(),
         name: Some("d".to_owned()),
         capacity: Some(ByteSize(1)),
+        group: Some("g".to_owned()),
+        domain: Some("d".to_owned()),
     }];
     settings.cache.dir = Some("/c".into());
     settings.memory_cache.size = Some(ByteSize(0));

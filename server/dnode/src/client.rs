@@ -9,7 +9,10 @@
 //!   carried out twice, which changes nothing: objects are created and deleted once.
 //! - What a node does not answer is an error that is never `NotFound`.
 
+mod offers;
 mod wire;
+
+pub use offers::drives_of;
 
 use crate::messages::{Answer, DriveRoom, Listed, Open, PATH_BYTES_MAX, Refusal, Request, VERSION};
 use crate::proof::PoolSigner;

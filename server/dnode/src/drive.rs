@@ -9,7 +9,7 @@
 //! - More bytes than the capacity are never accepted, and the last part of a file system stays free.
 
 use crate::fence::{FILE as FENCE_FILE, Fence};
-use crate::messages::DriveRoom;
+use crate::messages::{DRIVE_COUNT_MAX, DriveOffer, DriveRoom};
 use crate::seeded_bugs::seeded_bugs;
 use crate::smart::WearWatch;
 use block::durable_file::{sync_parent, write_durably};
@@ -57,6 +57,10 @@ pub struct DriveOptions {
     pub dir: PathBuf,
     /// Most bytes to store; without, as many as the file system has.
     pub capacity_bytes: Option<u64>,
+    /// Its media group: pools that name it have the drive as a data store.
+    pub group: Option<String>,
+    /// The label of what fails together with it; without, the node.
+    pub domain: Option<String>,
 }
 
 /// The state of a drive, for people.
@@ -66,6 +70,10 @@ pub struct DriveState {
     pub name: String,
     /// Its directory.
     pub dir: PathBuf,
+    /// Its media group.
+    pub group: Option<String>,
+    /// The label of its failure domain.
+    pub domain: Option<String>,
     /// Why it is away, or the cause of its last failure, while it fails.
     pub failure: Option<String>,
     /// Bytes that it can store.
@@ -280,6 +288,15 @@ impl Drives {
             };
             Error::new(ErrorKind::Invalid, what)
         })
+    }
+
+    /// What the node reports to the others about its drives, also of those that are away.
+    pub(crate) fn offers(&self) -> Vec<DriveOffer> {
+        let offer = |drive: &Arc<Drive>| {
+            let DriveOptions { name, group, domain, .. } = drive.options.clone();
+            DriveOffer { id: drive.identity.id, name, group, domain }
+        };
+        self.0.iter().map(offer).take(DRIVE_COUNT_MAX).collect()
     }
 
     /// Looks at every drive: those that are back are served again. A drive that hangs holds up only the next look at
@@ -598,12 +615,14 @@ impl Drive {
         let hanging = hanging
             .filter(|time| *time > LOOK_MAX)
             .map(|time| format!("it has not answered for {} s", time.as_secs()));
-        let DriveOptions { name, dir, .. } = self.options.clone();
+        let DriveOptions { name, dir, group, domain, .. } = self.options.clone();
         let Space { capacity_bytes, pool_count, .. } = state.space;
         let used_bytes = self.room.lock().used;
         DriveState {
             name,
             dir,
+            group,
+            domain,
             failure: hanging.or_else(|| state.away.clone()).or_else(|| state.failing.clone()),
             capacity_bytes,
             used_bytes,

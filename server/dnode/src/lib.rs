@@ -35,7 +35,7 @@ mod service;
 mod smart;
 mod wear;
 
-pub use client::{NodeObjects, NodePlace};
+pub use client::{NodeObjects, NodePlace, drives_of};
 pub use drive::{Drive, DriveOptions, DriveState, Drives};
 pub use proof::PoolSigner;
 pub use service::DataService;

@@ -9,6 +9,7 @@
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects)]
 
 use block::Epoch;
+use block::quantities::{NAME_BYTES_MAX, check_name};
 use block::units::{array_at, u16_at, u64_at};
 use bytes::{BufMut, Bytes, BytesMut};
 use erasure::fragment::HEADER_BYTES;
@@ -21,6 +22,8 @@ pub const VERSION: u16 = 1;
 pub const LISTED_MAX: usize = 1000;
 /// Longest path of an object, in bytes. Chosen by hand: those of fragments have about 100.
 pub const PATH_BYTES_MAX: usize = 400;
+/// Most drives in one answer: `dnode.drives` has as many at most.
+pub const DRIVE_COUNT_MAX: usize = 128;
 /// Longest text of a refusal, and of a drive's wear, in bytes. Chosen by hand.
 const TEXT_BYTES_MAX: usize = 1000;
 
@@ -43,6 +46,8 @@ pub enum Request {
     List(String),
     /// Tell the room of the drive.
     Room,
+    /// Tell the drives of the node, in this version of the messages. The only request of its connection.
+    Drives(u16),
 }
 
 /// The folder that a connection is about, for whom, and in which version.
@@ -92,6 +97,19 @@ pub struct DriveRoom {
     pub wear: String,
 }
 
+/// A drive of a data node, as the node reports it to the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriveOffer {
+    /// Its identity.
+    pub id: Uuid,
+    /// Its name.
+    pub name: String,
+    /// Its media group, if it has one.
+    pub group: Option<String>,
+    /// The label of its failure domain, if it has one.
+    pub domain: Option<String>,
+}
+
 /// The answer of a data node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -109,6 +127,8 @@ pub enum Answer {
     Room(DriveRoom),
     /// The request was not carried out, and why.
     Refused(Refusal, String),
+    /// The drives of the node.
+    Drives(Vec<DriveOffer>),
 }
 
 /// Why a request was not carried out.
@@ -147,6 +167,7 @@ mod kind {
     pub(super) const LIST: u8 = 6;
     pub(super) const CHECK: u8 = 7;
     pub(super) const ROOM: u8 = 8;
+    pub(super) const DRIVES: u8 = 9;
     pub(super) const DONE: u8 = 0x81;
     pub(super) const BYTES: u8 = 0x82;
     pub(super) const SIZED: u8 = 0x83;
@@ -154,6 +175,7 @@ mod kind {
     pub(super) const REFUSED: u8 = 0x85;
     pub(super) const CHECKED: u8 = 0x86;
     pub(super) const TOLD: u8 = 0x87;
+    pub(super) const OFFERED: u8 = 0x88;
 }
 
 /// Bytes of an open before the name of the drive.
@@ -166,6 +188,15 @@ fn text_of(bytes: &[u8], max: usize) -> Option<String> {
 /// The beginning of a text for people, as it is sent.
 fn cut(text: &str) -> &[u8] {
     text.get(..text.floor_char_boundary(TEXT_BYTES_MAX)).unwrap_or_default().as_bytes()
+}
+
+/// Takes a name behind its length off the beginning. It may be empty.
+fn take_name(rest: &mut &[u8]) -> Option<String> {
+    let (length, behind) = rest.split_first()?;
+    let (name, behind) = behind.split_at_checked(usize::from(*length))?;
+    *rest = behind;
+    let name = text_of(name, NAME_BYTES_MAX)?;
+    (name.is_empty() || check_name("drive", &name).is_ok()).then_some(name)
 }
 
 impl Request {
@@ -213,6 +244,10 @@ impl Request {
                 kind::CHECK
             }
             Request::Room => kind::ROOM,
+            Request::Drives(version) => {
+                body.put_u16_le(*version);
+                kind::DRIVES
+            }
         };
         (kind, vec![body.freeze()])
     }
@@ -251,6 +286,7 @@ impl Request {
             kind::LIST => Request::List(path(body)?),
             kind::CHECK => Request::Check(path(body)?),
             kind::ROOM => body.is_empty().then_some(Request::Room)?,
+            kind::DRIVES => Request::Drives((body.len() == 2).then(|| u16_at(body, 0)).flatten()?),
             _ => return None,
         })
     }
@@ -292,6 +328,17 @@ impl Answer {
                 body.put_slice(cut(text));
                 kind::REFUSED
             }
+            Answer::Drives(drives) => {
+                for DriveOffer { id, name, group, domain } in drives {
+                    body.put_slice(id.as_bytes());
+                    for text in [Some(name), group.as_ref(), domain.as_ref()] {
+                        let text = text.map_or("", String::as_str);
+                        body.put_u8(u8::try_from(text.len()).unwrap_or(u8::MAX));
+                        body.put_slice(text.as_bytes());
+                    }
+                }
+                kind::OFFERED
+            }
         };
         (kind, vec![body.freeze()])
     }
@@ -329,6 +376,22 @@ impl Answer {
             kind::REFUSED => {
                 let (refusal, text) = body.split_first()?;
                 Answer::Refused(Refusal::from_number(*refusal)?, text_of(text, TEXT_BYTES_MAX)?)
+            }
+            kind::OFFERED => {
+                let (mut rest, mut drives): (&[u8], _) = (body, Vec::new());
+                while !rest.is_empty() {
+                    let id = Uuid::from_bytes(array_at(rest, 0)?);
+                    rest = rest.get(16..)?;
+                    let name = take_name(&mut rest).filter(|name| !name.is_empty())?;
+                    let label = |text: String| (!text.is_empty()).then_some(text);
+                    let group = label(take_name(&mut rest)?);
+                    let domain = label(take_name(&mut rest)?);
+                    if drives.len() == DRIVE_COUNT_MAX {
+                        return None;
+                    }
+                    drives.push(DriveOffer { id, name, group, domain });
+                }
+                Answer::Drives(drives)
             }
             _ => return None,
         })

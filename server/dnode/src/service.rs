@@ -1,7 +1,8 @@
 //! The service of this node to owners of pools: carries out their requests on its drives.
 //!
 //! Invariants:
-//! - Only a node that has proven that it has the key of a pool reaches the folder of that pool.
+//! - Only a node that has proven that it has the key of a pool reaches the folder of that pool. Any node of the cluster
+//!   learns which drives there are.
 //! - A change begins only while its owner is the newest, and a later owner waits for its end. It ends on the
 //!   disk whatever becomes of its connection.
 //! - A connection has at most [`REQUEST_COUNT_MAX`] requests under way, whose answers wait for a peer that reads
@@ -68,13 +69,7 @@ impl DataService {
     }
 
     async fn open(&self, open: Open, proof: Proof, peer: NodeId) -> Result<Opened> {
-        if open.version != VERSION {
-            let what = format!(
-                "this node speaks version {VERSION} of these messages, and not {}",
-                open.version
-            );
-            return Err(Error::new(ErrorKind::Unsupported, what));
-        }
+        check_version(open.version)?;
         proof::check(&proof, &open, peer, self.node)?;
         let Open { version: _, owner, lineage, drive } = open;
         let drive = Arc::clone(self.drives.find(&drive)?);
@@ -91,8 +86,16 @@ impl DataService {
         let (mut reader, mut writer) = connection.into_frames();
         let first = timeout(FIRST_MAX, reader.read()).await.map_err(|_| late("first message"))?;
         let Some(Frame { kind, request, payload }) = first? else { return Ok(()) };
-        let Some(Request::Open(open, proof)) = Request::decode(kind, &payload) else {
-            return Err(Error::new(ErrorKind::Corrupt, "the first message opens nothing"));
+        let (open, proof) = match Request::decode(kind, &payload) {
+            Some(Request::Open(open, proof)) => (open, proof),
+            // Which drives there are is no secret of a pool.
+            Some(Request::Drives(version)) => {
+                let answer = check_version(version).map(|()| Answer::Drives(self.drives.offers()));
+                let answer = answer.unwrap_or_else(|error| refused(&error));
+                write(&mut writer, request, &answer).await?;
+                return writer.close().await;
+            }
+            _ => return Err(Error::new(ErrorKind::Corrupt, "the first message opens nothing")),
         };
         let opening = timeout(PLACE_MAX, self.open(open, proof, peer)).await;
         let opened = match opening.unwrap_or_else(|_| Err(late("drive"))) {
@@ -149,6 +152,17 @@ impl DataService {
             () = drive.gone_since(absences) => {
                 Err(Error::new(ErrorKind::Unavailable, "the drive has gone away"))
             }
+        }
+    }
+}
+
+fn check_version(version: u16) -> Result<()> {
+    match version == VERSION {
+        true => Ok(()),
+        false => {
+            let what =
+                format!("this node speaks version {VERSION} of these messages, and not {version}");
+            Err(Error::new(ErrorKind::Unsupported, what))
         }
     }
 }
@@ -213,7 +227,7 @@ impl Opened {
             Err(error) => return Some(refused(&error)),
         };
         let answer = match request {
-            Request::Open(..) | Request::List(_) | Request::Room => {
+            Request::Open(..) | Request::List(_) | Request::Room | Request::Drives(_) => {
                 Err(Error::new(ErrorKind::Invalid, "the request is out of place"))
             }
             Request::Put(path, bytes) => self.put(&path, bytes).await,

@@ -101,6 +101,8 @@ impl World {
             name: format!("nvme{number}"),
             dir: self.drive(number),
             capacity_bytes: capacity,
+            group: Some("nvme".to_owned()),
+            domain: (number > 0).then(|| "rack-a".to_owned()),
         });
         let home = self.dir.path().join("d1");
         let drives =
@@ -630,8 +632,32 @@ async fn fragment_is_verified_where_it_is() {
     assert_eq!(drives.states()[0].failure, None, "a damaged fragment is no failure of the drive");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_node_of_the_cluster_learns_the_drives_without_a_key() {
+    let world = World::with_drives(2).await;
+    let ask = async || drives_of(&world.owner, world.node().node_id()).await;
+    let found = ask().await.unwrap();
+    let shown: Vec<_> = found
+        .iter()
+        .map(|drive| (&*drive.name, drive.group.as_deref(), drive.domain.as_deref()))
+        .collect();
+    assert_eq!(shown, [("nvme0", Some("nvme"), None), ("nvme1", Some("nvme"), Some("rack-a"))]);
+    assert_ne!(found[0].id, found[1].id);
+    // Drives that are away are told, too: they are still in their groups.
+    std::fs::remove_dir_all(world.drive(0)).unwrap();
+    assert_eq!(ask().await.unwrap(), found);
+    let no_data_node = drives_of(world.node(), world.owner.node_id()).await.unwrap_err();
+    assert_eq!(no_data_node.kind(), block::ErrorKind::Unsupported, "{}", no_data_node.chain());
+}
+
 async fn misused(world: &World, name: &str, dir: &Path) -> String {
-    let options = DriveOptions { name: name.to_owned(), dir: dir.to_owned(), capacity_bytes: None };
+    let options = DriveOptions {
+        name: name.to_owned(),
+        dir: dir.to_owned(),
+        capacity_bytes: None,
+        group: None,
+        domain: None,
+    };
     let home = world.dir.path().join("d1");
     let opened = Drives::open(&home, world.node().cluster_id(), vec![options], &clock()).await;
     opened.map(drop).map_err(|error| error.chain()).unwrap_err()

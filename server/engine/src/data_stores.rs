@@ -99,6 +99,10 @@ pub trait OpenDataStores: Send + Sync + std::fmt::Debug + 'static {
     /// Like [`OpenDataStores::drain`], and those of [`DataStores::open`] for a place that cannot be a store.
     async fn replace(&self, old: &str, new: &NewDataStore) -> Result<()>;
 
+    /// Adds the drives of the pool's media group that the list lacks, at once and from then on. It returns if the pool has
+    /// no media group, or another owner; otherwise it runs until it is dropped. Only for the owner of the pool.
+    async fn watch_media_group(&self);
+
     /// Notes in the list whether fragments are to be moved to where they would be if their segments were written now.
     ///
     /// # Errors
@@ -179,13 +183,15 @@ pub struct DataStoreStatus {
     pub node: Option<String>,
     /// What fails together with it.
     pub domain: String,
+    /// The media group of a drive of a data node, if it is known.
+    pub group: Option<String>,
     /// Its share of new fragments, unless it is leaving or draining.
     pub weight: u32,
     /// It is no longer configured, and gets no new fragments.
     pub is_leaving: bool,
     /// A command has taken new fragments from it.
     pub is_draining: bool,
-    /// A command has added it.
+    /// A command or the media group has added it.
     pub is_added: bool,
     /// The cause of its last failure, while it fails.
     pub failure: Option<String>,

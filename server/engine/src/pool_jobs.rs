@@ -66,6 +66,17 @@ pub async fn watch_data_stores(open: Arc<OpenPool>, mut stop: watch::Receiver<bo
     }
 }
 
+/// Adds the drives that join the pool's media group.
+#[async_recursion]
+pub async fn watch_media_group(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
+    let Some(stores) = open.data_stores.clone() else { return };
+    drop(open);
+    tokio::select! {
+        () = stores.watch_media_group() => {}
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+}
+
 /// Fetches the data of a restored pool that only the copy has, on the background runtime.
 #[async_recursion]
 pub async fn hydrate(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {

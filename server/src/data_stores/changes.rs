@@ -14,6 +14,7 @@ use config::{DATA_STORE_COUNT_MAX, DataStoreSettings, DriveUrl};
 use datanode::{Scheme, StoreId};
 use engine::data_stores::NewDataStore;
 use std::collections::BTreeSet;
+use tiering::tiers::Tiers;
 
 /// The newest document of the chain, as far as its writer knows.
 #[derive(Debug)]
@@ -63,11 +64,16 @@ impl OpenedStores {
         self.commit(writer, &mut newest, list).await
     }
 
-    fn writer(&self) -> Result<&ListWriter> {
+    pub(super) fn writer(&self) -> Result<&ListWriter> {
         self.writer.as_ref().ok_or_else(|| invalid("the pool is open for reading only"))
     }
 
-    async fn commit(&self, writer: &ListWriter, newest: &mut Newest, list: List) -> Result<()> {
+    pub(super) async fn commit(
+        &self,
+        writer: &ListWriter,
+        newest: &mut Newest,
+        list: List,
+    ) -> Result<()> {
         if !newest.is_unsure && *self.list.lock() == list {
             return Ok(());
         }
@@ -107,7 +113,11 @@ impl OpenedStores {
                     entry.is_leaving = false;
                 }
             }
-            check_domains(&before, list, &failing, scheme)
+            // In this tier, no fragments are written.
+            match self.policy.tiers {
+                Tiers::ObjectStore => Ok(()),
+                _ => check_domains(&before, list, &failing, scheme),
+            }
         })
         .await
     }

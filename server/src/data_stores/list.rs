@@ -60,7 +60,7 @@ pub(super) struct StoreEntry {
     /// A command has taken new fragments from it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_draining: bool,
-    /// A command has added it: it stays without being configured.
+    /// A command or the media group has added it: it stays without being configured.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_added: bool,
 }

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use block::env::Clock;
 use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
+use cluster::Cluster;
 use config::{DataStoreSettings, DriveUrl};
 use control::store::{Store, StoreOptions};
 use datanode::{
@@ -114,21 +115,30 @@ impl Opener {
         }
     }
 
-    fn open_drive(&self, url: &str, drive: DriveUrl) -> Result<NodeObjects> {
-        let invalid = |why: String| {
-            Err(Error::new(ErrorKind::Invalid, format!("open data stores: {url}: {why}")))
-        };
-        let Some(cluster) = node::open_in(&self.dir)? else {
+    /// The cluster of the pool's directory, which `what` needs.
+    ///
+    /// # Errors
+    /// `Invalid` if it belongs to none.
+    pub(super) fn cluster(&self, what: &str) -> Result<Cluster> {
+        node::open_in(&self.dir)?.ok_or_else(|| {
             let dir = self.dir.display();
-            return invalid(format!(
-                "{dir} belongs to no cluster; found one with `spindle node init`, and let the data nodes join it"
-            ));
-        };
+            let what = format!(
+                "open data stores: {what}: {dir} belongs to no cluster; found one with `spindle node init`, and let \
+                 the data nodes join it"
+            );
+            Error::new(ErrorKind::Invalid, what)
+        })
+    }
+
+    fn open_drive(&self, url: &str, drive: DriveUrl) -> Result<NodeObjects> {
+        let cluster = self.cluster(url)?;
         let DriveUrl { node, drive } = drive;
         if [cluster.node_name(), &cluster.node_id().to_string()].contains(&&*node) {
-            let what =
-                "it is this node; name the directory of a drive of this machine, or another node";
-            return invalid(what.to_owned());
+            let what = format!(
+                "open data stores: {url}: it is this node; name the directory of a drive of this machine, or another \
+                 node"
+            );
+            return Err(Error::new(ErrorKind::Invalid, what));
         }
         let (pool, lineage, owner) = (self.pool, self.lineage, self.writer);
         let place = NodePlace { node, drive, pool, lineage, owner, signer: self.signer.clone() };

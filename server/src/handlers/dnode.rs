@@ -32,6 +32,8 @@ impl DnodeAdmin {
         let drives = self.drives.states().into_iter().map(|drive| DriveInfo {
             url: drive_url(name, &drive.name),
             dir: drive.dir,
+            group: drive.group,
+            domain: drive.domain,
             failure: drive.failure,
             capacity_bytes: drive.capacity_bytes,
             used_bytes: drive.used_bytes,

@@ -213,6 +213,7 @@ pub(super) fn data_store_info(store: DataStoreStatus) -> DataStoreInfo {
     DataStoreInfo {
         url: store.url,
         domain: store.domain,
+        group: store.group,
         weight: store.weight,
         is_draining: store.is_draining,
         is_added: store.is_added,

@@ -10,7 +10,7 @@ use engine::jobs::{Jobs, Need};
 use engine::open_pool::OpenPool;
 use engine::pool_jobs::{
     hydrate, run_rebalance, run_rebuild, run_schedules, run_tiers, watch_data_stores,
-    watch_ownership,
+    watch_media_group, watch_ownership,
 };
 use nbd::{Listener, Server};
 use std::sync::Arc;
@@ -30,6 +30,7 @@ pub(super) fn start_jobs(
     let schedules = Job::new("snapshot schedules", "no snapshot is made or pruned by schedule");
     let fetch = Job::new("hydration", "the restored pool still depends on its copy");
     let stores = Job::new("data stores", "data stores that fail are noticed late");
+    let group = Job::new("media group", "drives that join the media group get no fragments");
     let anew = Job::new("rebuild", "fragments of lost data stores are not made anew");
     let balance = Job::new("rebalance", "data stores that were added later do not get their share");
     let tiers = Job::new("tiers", "segments stay in the tier where they are");
@@ -41,6 +42,7 @@ pub(super) fn start_jobs(
         jobs.spawn(Need::Useful, purge, purge_removed(open.clone(), handler.clone(), stopped())),
         jobs.spawn(Need::Useful, schedules, run_schedules(open.clone(), stopped())),
         jobs.spawn(Need::Useful, stores, watch_data_stores(open.clone(), stopped())),
+        jobs.spawn(Need::Useful, group, watch_media_group(open.clone(), stopped())),
         jobs.spawn(Need::Useful, anew, run_rebuild(open.clone(), stopped())),
         jobs.spawn(Need::Useful, balance, run_rebalance(open.clone(), stopped())),
         jobs.spawn(Need::Useful, tiers, run_tiers(open.clone(), stopped())),

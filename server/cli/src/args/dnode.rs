@@ -17,6 +17,12 @@ pub struct DnodeArgs {
     /// Directory of a drive, empty at first; may be repeated. Its last part is the name of the drive
     #[arg(long, value_name = "DIR")]
     pub drive: Vec<PathBuf>,
+    /// Media group of the drives: pools that name it have them as data stores
+    #[arg(long, value_name = "NAME")]
+    pub group: Option<String>,
+    /// Failure domain of the drives, such as a rack; by default the node
+    #[arg(long, value_name = "NAME")]
+    pub domain: Option<String>,
 }
 
 impl DnodeArgs {
@@ -25,6 +31,8 @@ impl DnodeArgs {
     pub fn settings(&self) -> Vec<Setting> {
         let mut set = Settings::default();
         set.path("dir", "--dir", self.dir.as_deref());
+        set.text("dnode.group", "--group", self.group.as_deref());
+        set.text("dnode.domain", "--domain", self.domain.as_deref());
         let drives = self.drive.iter().map(|dir| Value::String(dir.display().to_string()));
         let drives: Vec<Value> = drives.collect();
         set.value("dnode.drives", "--drive", (!drives.is_empty()).then_some(Value::Array(drives)));

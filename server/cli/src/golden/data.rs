@@ -15,6 +15,7 @@ pub(super) fn about_data() -> Vec<(&'static str, Vec<Case>)> {
                 reply("spindle data list", Reply::DataStores(Box::new(changing()))),
                 reply("spindle data list", Reply::DataStores(Box::new(closed()))),
                 reply("spindle data list", Reply::DataStores(Box::new(balanced()))),
+                reply("spindle data list", Reply::DataStores(Box::new(in_a_group()))),
             ],
         ),
         (
@@ -125,6 +126,27 @@ fn balanced() -> DataStoresInfo {
         scheme: "1+1".to_owned(),
         stores: vec![store("d1", 9), store("d2", 9), store("d3", 9)],
         rebalance: Some(rebalance),
+        ..DataStoresInfo::default()
+    }
+}
+
+fn in_a_group() -> DataStoresInfo {
+    let group = Some("nvme".to_owned());
+    let is_added = true;
+    DataStoresInfo {
+        scheme: "1+1".to_owned(),
+        stores: vec![
+            DataStoreInfo { group: group.clone(), is_added, ..store("d1", 9) },
+            DataStoreInfo {
+                group,
+                domain: "rack-a".to_owned(),
+                is_added,
+                is_draining: true,
+                is_empty: true,
+                ..store("d2", 0)
+            },
+            store("d3", 9),
+        ],
         ..DataStoresInfo::default()
     }
 }

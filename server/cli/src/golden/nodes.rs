@@ -49,6 +49,8 @@ fn dnode() -> DnodeInfo {
     let drive = |name: &str, failure: Option<&str>| DriveInfo {
         url: format!("spindle://d1/{name}"),
         dir: format!("/mnt/{name}").into(),
+        group: Some("nvme".to_owned()),
+        domain: failure.map(|_| "rack-a".to_owned()),
         failure: failure.map(str::to_owned),
         capacity_bytes: 3 << 40,
         used_bytes: 1 << 40,
@@ -146,7 +148,7 @@ pub(super) fn about_nodes() -> Vec<(&'static str, Vec<Case>)> {
             "dnode",
             vec![
                 serving(
-                    "spindle dnode --dir /d --drive /mnt/nvme0 --drive /mnt/nvme1",
+                    "spindle dnode --dir /d --drive /mnt/nvme0 --drive /mnt/nvme1 --group nvme",
                     &["spindle://d1/nvme0", "spindle://d1/nvme1"],
                 ),
                 reply("spindle status", Reply::Dnode(dnode())),

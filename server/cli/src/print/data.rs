@@ -6,10 +6,16 @@ use block::quantities::{ByteSize, Span};
 use std::fmt::Write;
 
 pub(super) fn stores(info: &DataStoresInfo) -> String {
-    let head = ["STORE", "DOMAIN", "WEIGHT", "FRAGMENTS", "BYTES", "FREE", "TOTAL", "STATE"];
+    let head =
+        ["STORE", "DOMAIN", "GROUP", "WEIGHT", "FRAGMENTS", "BYTES", "FREE", "TOTAL", "STATE"];
     let head = head.map(str::to_owned).to_vec();
-    let rows: Vec<Vec<String>> = std::iter::once(head).chain(info.stores.iter().map(row)).collect();
-    let mut text = table(&rows, &[2, 3, 4, 5, 6]);
+    let mut rows: Vec<Vec<String>> =
+        std::iter::once(head).chain(info.stores.iter().map(row)).collect();
+    let has_groups = info.stores.iter().any(|store| store.group.is_some());
+    if !has_groups {
+        rows.iter_mut().for_each(|row| drop(row.remove(2)));
+    }
+    let mut text = table(&rows, if has_groups { &[3, 4, 5, 6, 7] } else { &[2, 3, 4, 5, 6] });
     if let Some(found) = &info.rebalance {
         let _ = writeln!(text, "rebalance: {}", rebalance(found));
     }
@@ -22,6 +28,7 @@ fn row(store: &DataStoreInfo) -> Vec<String> {
     vec![
         store.url.clone(),
         store.domain.clone(),
+        figure(store.group.clone()),
         store.weight.to_string(),
         figure(store.fragment_count.map(|count| count.to_string())),
         size(store.fragment_bytes),
@@ -34,12 +41,16 @@ fn row(store: &DataStoreInfo) -> Vec<String> {
 fn state(store: &DataStoreInfo) -> String {
     let goes = match (store.is_leaving, store.is_empty) {
         (true, _) => Some("leaving, as it is not configured"),
+        (false, true) if store.group.is_some() => {
+            Some("empty: give it another media group on its node")
+        }
         (false, true) => Some("empty: take it out of `data.stores`"),
         (false, false) if store.is_draining => Some("draining"),
         (false, false) => None,
     };
     let fails = store.failure.as_ref().map(|why| format!("fails: {why}"));
-    let added = (store.is_added && goes.is_none()).then(|| "added by command".to_owned());
+    let is_shown = store.is_added && store.group.is_none() && goes.is_none();
+    let added = is_shown.then(|| "added by command".to_owned());
     let all: Vec<String> = goes.map(str::to_owned).into_iter().chain(added).chain(fails).collect();
     match all.is_empty() {
         true => "in use".to_owned(),

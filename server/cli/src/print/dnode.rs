@@ -13,20 +13,23 @@ pub(super) fn dnode(info: &DnodeInfo) -> String {
         ("cluster", cluster.clone()),
         ("version", version.clone()),
     ]);
-    let head = ["DRIVE", "DIRECTORY", "USED", "CAPACITY", "AVAILABLE", "POOLS"];
+    let head = ["DRIVE", "DIRECTORY", "GROUP", "DOMAIN", "USED", "CAPACITY", "AVAILABLE", "POOLS"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let size = |bytes: u64| ByteSize(bytes).rounded();
+    let label = |label: &Option<String>| label.clone().unwrap_or_else(|| "-".to_owned());
     rows.extend(drives.iter().map(|drive| {
         vec![
             drive.url.clone(),
             drive.dir.display().to_string(),
+            label(&drive.group),
+            label(&drive.domain),
             size(drive.used_bytes),
             size(drive.capacity_bytes),
             size(drive.available_bytes),
             drive.pool_count.to_string(),
         ]
     }));
-    text.push_str(&table(&rows, &[2, 3, 4, 5]));
+    text.push_str(&table(&rows, &[4, 5, 6, 7]));
     for DriveInfo { url, failure, wear, .. } in drives {
         // Writing to a string cannot fail.
         if let Some(failure) = failure {

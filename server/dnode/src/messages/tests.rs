@@ -29,6 +29,16 @@ fn requests() -> Vec<Request> {
         Request::List(String::new()),
         Request::Check(path()),
         Request::Room,
+        Request::Drives(VERSION),
+    ]
+}
+
+fn offers() -> Vec<DriveOffer> {
+    let id = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
+    let [group, domain] = ["nvme", "rack-a"].map(|text| Some(text.to_owned()));
+    vec![
+        DriveOffer { id, name: "nvme0".to_owned(), group, domain },
+        DriveOffer { id, name: "hdd0".to_owned(), group: None, domain: None },
     ]
 }
 
@@ -48,6 +58,8 @@ fn answers() -> Vec<Answer> {
         Answer::Refused(Refusal::Fenced, "a later owner has come".to_owned()),
         Answer::Room(DriveRoom { total_bytes: 1 << 40, free_bytes: 77, wear: String::new() }),
         Answer::Room(DriveRoom { total_bytes: 9, free_bytes: 0, wear: "nvme0n1: worn".to_owned() }),
+        Answer::Drives(Vec::new()),
+        Answer::Drives(offers()),
     ]
 }
 
@@ -105,6 +117,13 @@ fn other_bodies_are_refused_without_a_panic() {
             Answer::decode(kind::LISTED, &Bytes::copy_from_slice(&listed[..end])).is_some();
         assert_eq!(is_read, end == 1 + (listed.len() - 1) / 2, "{end}");
     }
+    let offered = Answer::Drives(offers()).encode().1.concat();
+    let first = Answer::Drives(offers()[..1].to_vec()).encode().1.concat().len();
+    for end in 0..=offered.len() {
+        let is_read =
+            Answer::decode(kind::OFFERED, &Bytes::copy_from_slice(&offered[..end])).is_some();
+        assert_eq!(is_read, [0, first, offered.len()].contains(&end), "{end}");
+    }
     for kind in 0..=255u8 {
         for len in [0, 1, 2, 3, 8, 9, 10, 16, 27, 28, 401, 1002] {
             let body = Bytes::from(vec![0xff; len]);
@@ -118,6 +137,13 @@ fn other_bodies_are_refused_without_a_panic() {
     for request in [Request::Size(long.clone()), Request::Put(long, Bytes::new())] {
         let (kind, parts) = request.encode();
         assert_eq!(Request::decode(kind, &parts.concat().into()), None);
+    }
+    // Names go into URLs, and an answer has as many drives as a node.
+    let named = |name: &str| vec![DriveOffer { name: name.to_owned(), ..offers()[1].clone() }];
+    let many = vec![offers()[0].clone(); DRIVE_COUNT_MAX + 1];
+    for drives in [named(""), named("a/b"), named(&"x".repeat(64)), many] {
+        let (kind, parts) = Answer::Drives(drives).encode();
+        assert_eq!(Answer::decode(kind, &parts.concat().into()), None);
     }
     // The text of a refusal is cut at a character.
     let (kind, parts) = Answer::Refused(Refusal::Full, "ü".repeat(TEXT_BYTES_MAX)).encode();
