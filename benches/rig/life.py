@@ -99,7 +99,9 @@ class Life:
                 stdout=stdout or sink,
                 stderr=sink,
                 env=dict(os.environ, **(env or {})),
-                start_new_session=True,
+                # One session: where several daemons share a core, the kernel would weigh the nice values of
+                # their threads within each session only.
+                process_group=0,
                 preexec_fn=in_child,
             )
         child.log = log

@@ -62,7 +62,7 @@ pub(crate) async fn run(config: &Config, announce: impl Fn(&[String])) -> Result
         drives = Drives::open(dir, cluster.cluster_id(), options, &clock) => drives?,
         () = signals.stop() => return Ok(()),
     };
-    DataService::register(&cluster, Arc::clone(&drives));
+    DataService::register(&cluster, Arc::clone(&drives), engine::background::lane()?);
     let Some(_serving) = node::serve(&cluster).await? else {
         let what = format!(
             "serve drives: node {} was removed from its cluster; join again from an empty directory, and name the same drives",

@@ -28,7 +28,9 @@ use std::io::{Error as IoError, IoSlice, Result as IoResult};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
+use tokio::io::{
+    AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, ReadBuf, ReadHalf, WriteHalf,
+};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 use uuid::Uuid;
@@ -45,6 +47,17 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// connection, too.
 const UNHEARD_MS_MAX: u32 = 20_000;
 
+/// Bytes that one call takes from a socket. Chosen by hand: some TLS records. Source: rustls 0.23 reads 4 KiB at a time,
+/// and shrinks its buffer in between.
+const SOCKET_BUFFER_BYTES: usize = 64 << 10;
+
+/// What TLS reads from.
+type Socket = BufReader<TcpStream>;
+
+fn buffered(socket: TcpStream) -> Socket {
+    BufReader::with_capacity(SOCKET_BUFFER_BYTES, socket)
+}
+
 /// Prepares a socket: small messages leave at once, and a lost peer is noticed.
 fn prepare(socket: &TcpStream) -> IoResult<()> {
     socket.set_nodelay(true)?;
@@ -57,7 +70,7 @@ fn prepare(socket: &TcpStream) -> IoResult<()> {
 
 /// The encrypted stream between two nodes.
 pub struct PeerStream {
-    tls: Box<TlsStream<TcpStream>>,
+    tls: Box<TlsStream<Socket>>,
     /// `None` for the connection of a joiner.
     link: Option<Link>,
 }
@@ -69,7 +82,7 @@ impl fmt::Debug for PeerStream {
 }
 
 impl PeerStream {
-    pub(crate) fn new(tls: TlsStream<TcpStream>, link: Option<Link>) -> PeerStream {
+    pub(crate) fn new(tls: TlsStream<Socket>, link: Option<Link>) -> PeerStream {
         PeerStream { tls: Box::new(tls), link }
     }
 

@@ -109,12 +109,12 @@ fn find(cluster: &Cluster, name: &str) -> Result<NodeId> {
 
 impl Shared {
     /// Connects to the node. Returns the connection and the request that opens the folder.
-    async fn connect(&self) -> Result<(Connection, Request)> {
+    async fn connect(&self, is_bulk: bool) -> Result<(Connection, Request)> {
         let node = find(&self.cluster, &self.place.node)?;
         let connected = self.cluster.connect(node, Service::Data, Some(self.place.pool)).await;
         let connection = connected.map_err(|error| away(error.chain()))?;
         let NodePlace { drive, lineage, owner, signer, .. } = self.place.clone();
-        let open = Open { version: VERSION, owner, lineage, drive };
+        let open = Open { version: VERSION, owner, is_bulk, lineage, drive };
         let proof = signer.prove(&open, self.cluster.node_id(), node);
         Ok((connection, Request::Open(open, proof)))
     }
@@ -129,10 +129,10 @@ impl Shared {
     ) -> Result<Answer> {
         let (kind, mut parts) = request.encode();
         parts.extend(rest);
-        let connect = || {
+        let connect = |is_bulk| {
             let shared = Arc::clone(self);
             async move {
-                let (connection, open) = shared.connect().await?;
+                let (connection, open) = shared.connect(is_bulk).await?;
                 wire::Wire::open(connection, &open).await
             }
         };
@@ -144,7 +144,7 @@ impl NodeObjects {
     /// Makes the store, whose small requests the current runtime serves. No request is sent.
     #[must_use]
     pub fn new(cluster: Cluster, place: NodePlace) -> NodeObjects {
-        let (small, large) = (Lane::new(Handle::try_current().ok()), Lane::new(None));
+        let (small, large) = (Lane::small(Handle::try_current().ok()), Lane::bulk());
         NodeObjects(Arc::new(Shared { cluster, place, small, large }))
     }
 
@@ -214,7 +214,7 @@ impl NodeObjects {
 
     /// Lists over a connection of its own: its end is the end of the listing.
     async fn begin_list(&self, prefix: String) -> Result<wire::Listing> {
-        let (connection, open) = self.0.connect().await?;
+        let (connection, open) = self.0.connect(true).await?;
         wire::Listing::begin(connection, &open, &Request::List(prefix)).await
     }
 }

@@ -183,6 +183,8 @@ impl Space {
 #[derive(Debug)]
 pub(crate) struct Folder {
     pub(crate) objects: Arc<dyn ObjectStore>,
+    /// The directory of the objects.
+    pub(crate) dir: PathBuf,
     pub(crate) fence: Fence,
     /// Objects that are being written.
     writing: Mutex<HashSet<ObjectPath>>,
@@ -539,7 +541,7 @@ impl Drive {
         let (fence, objects) =
             (Fence::open(&dir, Arc::clone(&self.fencing))?, open_store(&dir)?.bulk());
         self.check_there(absences)?;
-        let folder = Arc::new(Folder { objects, fence, writing: Mutex::default() });
+        let folder = Arc::new(Folder { objects, dir, fence, writing: Mutex::default() });
         folders.insert(lineage, Arc::clone(&folder));
         Ok((folder, absences))
     }

@@ -57,6 +57,8 @@ pub struct Open {
     pub version: u16,
     /// The owner of this epoch writes. Absent for a command that only reads.
     pub owner: Option<Epoch>,
+    /// No client waits for the requests of this connection: others come first.
+    pub is_bulk: bool,
     /// Lineage of the pool: the name of its folder.
     pub lineage: Uuid,
     /// Name of the drive; empty for the only one.
@@ -205,9 +207,10 @@ impl Request {
     pub fn encode(&self) -> (u8, Vec<Bytes>) {
         let mut body = BytesMut::new();
         let kind = match self {
-            Request::Open(Open { version, owner, lineage, drive }, Proof { key, signature }) => {
+            Request::Open(open, Proof { key, signature }) => {
+                let Open { version, owner, is_bulk, lineage, drive } = open;
                 body.put_u16_le(*version);
-                body.put_u8(u8::from(owner.is_some()));
+                body.put_u8(u8::from(owner.is_some()) | u8::from(*is_bulk) << 1);
                 body.put_u64_le(owner.map_or(0, |epoch| epoch.0));
                 body.put_slice(lineage.as_bytes());
                 body.put_slice(key);
@@ -258,14 +261,16 @@ impl Request {
         let path = |bytes: &[u8]| text_of(bytes, PATH_BYTES_MAX);
         Some(match kind {
             kind::OPEN => {
-                let owner = match (*body.get(2)?, Epoch(u64_at(body, 3)?)) {
-                    (0, Epoch(0)) => None,
-                    (1, epoch) => Some(epoch),
+                let flags = *body.get(2)?;
+                let owner = match (flags, Epoch(u64_at(body, 3)?)) {
+                    (0 | 2, Epoch(0)) => None,
+                    (1 | 3, epoch) => Some(epoch),
                     _ => return None,
                 };
                 let open = Open {
                     version: u16_at(body, 0)?,
                     owner,
+                    is_bulk: flags & 2 != 0,
                     lineage: Uuid::from_bytes(array_at(body, 11)?),
                     drive: path(body.get(OPEN_BYTES..)?)?,
                 };

@@ -69,7 +69,8 @@ pub(crate) fn check(proof: &Proof, open: &Open, from: NodeId, to: NodeId) -> Res
 
 /// The bytes that are signed.
 fn statement(open: &Open, from: NodeId, to: NodeId) -> Vec<u8> {
-    let Open { version, owner, lineage, drive } = open;
+    // How urgent the requests are is no right.
+    let Open { version, owner, is_bulk: _, lineage, drive } = open;
     let mut bytes = CONTEXT.to_vec();
     bytes.extend_from_slice(from.0.as_bytes());
     bytes.extend_from_slice(to.0.as_bytes());
@@ -93,7 +94,13 @@ mod tests {
 
     fn open() -> Open {
         let lineage = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
-        Open { version: 1, owner: Some(Epoch(17)), lineage, drive: "nvme0".to_owned() }
+        Open {
+            version: 1,
+            owner: Some(Epoch(17)),
+            is_bulk: false,
+            lineage,
+            drive: "nvme0".to_owned(),
+        }
     }
 
     #[test]

@@ -17,16 +17,17 @@ use crate::proof;
 use async_trait::async_trait;
 use block::{Epoch, Error, ErrorKind, Result};
 use bytes::Bytes;
-use cluster::{Cluster, Connection, Frame, FrameWriter, Handler, NodeId, Service};
+use cluster::{Cluster, Connection, Frame, FrameReader, FrameWriter, Handler, NodeId, Service};
 use futures::{FutureExt, StreamExt};
 use object_store::path::Path;
-use object_store::{
-    GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
-};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use std::io::Read;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -50,6 +51,8 @@ pub struct DataService {
     /// This node.
     node: NodeId,
     drives: Arc<Drives>,
+    /// Serves the connections that no client waits for.
+    background: Handle,
 }
 
 /// The folder that a connection is about, and the owner that it serves.
@@ -63,15 +66,16 @@ struct Opened {
 }
 
 impl DataService {
-    /// Registers the service with the cluster.
-    pub fn register(cluster: &Cluster, drives: Arc<Drives>) {
-        cluster.register(Service::Data, Arc::new(DataService { node: cluster.node_id(), drives }));
+    /// Registers the service with the cluster. The runtime `background` serves the connections that no client waits for.
+    pub fn register(cluster: &Cluster, drives: Arc<Drives>, background: Handle) {
+        let service = DataService { node: cluster.node_id(), drives, background };
+        cluster.register(Service::Data, Arc::new(service));
     }
 
     async fn open(&self, open: Open, proof: Proof, peer: NodeId) -> Result<Opened> {
         check_version(open.version)?;
         proof::check(&proof, &open, peer, self.node)?;
-        let Open { version: _, owner, lineage, drive } = open;
+        let Open { version: _, owner, is_bulk: _, lineage, drive } = open;
         let drive = Arc::clone(self.drives.find(&drive)?);
         let (folder, absences) = drive.folder(lineage, owner.is_some()).await?;
         match owner {
@@ -97,6 +101,7 @@ impl DataService {
             }
             _ => return Err(Error::new(ErrorKind::Corrupt, "the first message opens nothing")),
         };
+        let is_bulk = open.is_bulk;
         let opening = timeout(PLACE_MAX, self.open(open, proof, peer)).await;
         let opened = match opening.unwrap_or_else(|_| Err(late("drive"))) {
             Ok(opened) => opened,
@@ -106,6 +111,30 @@ impl DataService {
             }
         };
         write(&mut writer, request, &Answer::Done).await?;
+        if !is_bulk {
+            return opened.serve(reader, writer).await;
+        }
+        let serving = self.background.spawn(opened.serve(reader, writer));
+        let _end = AbortOnDrop(serving.abort_handle());
+        serving.await.unwrap_or_else(|cause| {
+            Err(Error::with_source(ErrorKind::Unavailable, "serve a connection", cause))
+        })
+    }
+}
+
+/// Ends a task with the future that waits for it.
+struct AbortOnDrop(tokio::task::AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Opened {
+    /// Carries out the requests of a connection until it ends.
+    async fn serve(self, mut reader: FrameReader, mut writer: FrameWriter) -> Result<()> {
+        let opened = self;
         let (answers, mut to_write) = mpsc::channel::<(u64, Answer)>(ANSWER_COUNT_MAX);
         let under_way = Arc::new(Semaphore::new(REQUEST_COUNT_MAX));
         let (drive, absences) = (Arc::clone(&opened.drive), opened.absences);
@@ -316,12 +345,11 @@ impl Opened {
 
     async fn read(&self, path: &str, range: Range<u64>) -> Result<Answer> {
         let path = self.look(path).await?;
-        let wanted = (range != (0..u64::MAX)).then_some(GetRange::Bounded(range.clone()));
-        let options = GetOptions { range: wanted, ..GetOptions::default() };
+        let (dir, name, wanted) = (self.folder.dir.clone(), path.clone(), range.clone());
         let read = async {
-            let found = self.folder.objects.get_opts(&path, options).await?;
-            let size = found.meta.size;
-            Ok(Answer::Read(size, found.bytes().await?))
+            // One visit to the disk, where the object store makes two.
+            let reading = tokio::task::spawn_blocking(move || read_file(&dir, &name, wanted));
+            reading.await.map_err(|cause| object_store::Error::JoinError { source: cause })?
         };
         let read = read.await;
         if let Err(object_store::Error::Generic { .. }) = &read
@@ -428,6 +456,48 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| Error::with_source(ErrorKind::Unavailable, "wait for the drive", error))?
+}
+
+/// Reads a range of an object below the folder of a pool, which may end behind the object. Waits for the disk.
+fn read_file(
+    dir: &std::path::Path,
+    path: &Path,
+    range: Range<u64>,
+) -> object_store::Result<Answer> {
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+            object_store::Error::NotFound { path: path.to_string(), source: error.into() }
+        }
+        _ => object_store::Error::Generic { store: "drive", source: error.into() },
+    };
+    let file = std::fs::File::open(dir.join(path.as_ref())).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        return Err(failed(std::io::ErrorKind::NotFound.into()));
+    }
+    let size = found.len();
+    if range.start >= size.max(1) {
+        return Err(failed(std::io::ErrorKind::InvalidInput.into()));
+    }
+    let wanted = range.end.min(size).saturating_sub(range.start);
+    let mut bytes = Vec::with_capacity(usize::try_from(wanted).unwrap_or_default());
+    let mut reading = FileAt { file: &file, at: range.start }.take(wanted);
+    reading.read_to_end(&mut bytes).map_err(failed)?;
+    Ok(Answer::Read(size, bytes.into()))
+}
+
+/// A file from a place on, without a system call that moves there.
+struct FileAt<'a> {
+    file: &'a std::fs::File,
+    at: u64,
+}
+
+impl Read for FileAt<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.file.read_at(into, self.at)?;
+        self.at += read as u64;
+        Ok(read)
+    }
 }
 
 fn path_of(text: &str) -> Result<Path> {

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -107,7 +108,7 @@ impl World {
         let home = self.dir.path().join("d1");
         let drives =
             Drives::open(&home, self.node().cluster_id(), options.collect(), &clock()).await?;
-        DataService::register(self.node(), Arc::clone(&drives));
+        DataService::register(self.node(), Arc::clone(&drives), Handle::current());
         *self.drives.lock() = Some(Arc::clone(&drives));
         Ok(drives)
     }
@@ -564,7 +565,8 @@ async fn open_with(world: &World, proof: Proof) -> Answer {
 }
 
 fn opening() -> Open {
-    Open { version: VERSION, owner: Some(Epoch(5)), lineage: POOL, drive: String::new() }
+    let drive = String::new();
+    Open { version: VERSION, owner: Some(Epoch(5)), is_bulk: false, lineage: POOL, drive }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

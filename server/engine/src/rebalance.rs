@@ -6,7 +6,7 @@
 //!   other state: a walk finds what is left to move.
 //! - The rebuild of what segments lack comes first.
 //! - The room of the stores is known before anything moves.
-//! - The job gives way to clients: while there are any, it rests as long as each segment took, up to a second.
+//! - The job gives way to clients: while there are any, it rests for a quarter of the time that each segment took.
 
 use crate::data_stores::OpenDataStores;
 use crate::rebuild::{Pace, RebuildState, seconds_left};

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - The job has no state but the map: a walk finds what is left to do, after a restart and with the next owner.
 //! - The rebuild of what segments lack comes first, unless all of them leave the data stores.
-//! - The job gives way to clients: while there are any, it rests as long as each segment took, up to a second.
+//! - The job gives way to clients: while there are any, it rests for a quarter of the time that each segment took.
 //! - A kind of step ends for a pass when several in a row have failed, and the other kinds go on: space comes back even if
 //!   nothing can be written to the data stores. The next pass comes after a pause, which grows, and leaves out for a while
 //!   the segments that have failed, so that a few which cannot be moved do not keep others from it.

@@ -250,14 +250,13 @@ fn admit(list: &mut List, entries: Vec<StoreEntry>) -> BTreeSet<u32> {
     for entry in entries {
         let has_room = in_use_count(list) < DATA_STORE_COUNT_MAX;
         match list.stores.iter_mut().find(|known| known.number == entry.number) {
-            Some(known) => {
-                // The configuration says where its own stores are.
-                if known.is_added && known.id == entry.id && known.url != entry.url {
-                    changed.insert(entry.number);
-                    known.is_leaving = false;
-                    (known.url, known.domain) = (entry.url, entry.domain);
-                }
+            // The configuration says where its own stores are.
+            Some(known) if known.is_added && known.id == entry.id && known.url != entry.url => {
+                changed.insert(entry.number);
+                known.is_leaving = false;
+                (known.url, known.domain) = (entry.url, entry.domain);
             }
+            Some(_) => {}
             None if has_room => {
                 changed.insert(entry.number);
                 list.stores.push(StoreEntry { is_added: true, ..entry });

@@ -6,7 +6,7 @@
 
 use super::{
     Answer, Connection, HANDSHAKE_TIME_MAX, HELLO_MAGIC, Hello, HelloError, PROTOCOL_VERSION,
-    PeerStream, Refused, Service, prepare, read_message,
+    PeerStream, Refused, Service, buffered, prepare, read_message,
 };
 use crate::identity::NodeId;
 use crate::membership::Membership;
@@ -68,7 +68,7 @@ async fn shake(
     acceptors: &Acceptors,
 ) -> Result<Incoming> {
     prepare(&socket).map_err(failed)?;
-    let start = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), socket);
+    let start = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), buffered(socket));
     let start = start.await.map_err(failed)?;
     let is_joiner = start
         .client_hello()
@@ -90,7 +90,7 @@ async fn shake(
         true => (Caller::Joiner(certificate.into_owned()), None),
         false => {
             let node = NodeId::of(&certificate);
-            let link = membership.links().enter(node, tls.get_ref().0)?;
+            let link = membership.links().enter(node, tls.get_ref().0.get_ref())?;
             // A removal between the handshake and the entry cut no link of ours.
             if membership.admitted(&certificate).is_none() {
                 return Err(Error::new(ErrorKind::Denied, format!("node {node} was removed")));

@@ -6,7 +6,7 @@
 
 use super::{
     ANSWER_MAGIC, Answer, HANDSHAKE_TIME_MAX, Hello, HelloError, PROTOCOL_VERSION, PeerStream,
-    prepare, read_message,
+    buffered, prepare, read_message,
 };
 use crate::identity::Digest;
 use crate::links::Link;
@@ -109,7 +109,7 @@ async fn shake(
             Error::with_source(ErrorKind::Unavailable, context, error)
         }
     };
-    let tls = connector.connect(name, socket).await.map_err(failed)?;
+    let tls = connector.connect(name, buffered(socket)).await.map_err(failed)?;
     let mut stream = PeerStream::new(tls.into(), link);
     stream.write_all(&hello.encode()).await.map_err(failed)?;
     stream.flush().await.map_err(failed)?;

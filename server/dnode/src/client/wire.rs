@@ -183,20 +183,28 @@ impl Wire {
 pub(super) struct Lane {
     /// Serves the connection; without one, the runtime does that needs it first.
     runtime: Option<Handle>,
+    /// No client waits for its requests.
+    is_bulk: bool,
     wire: tokio::sync::Mutex<Option<Arc<Wire>>>,
     /// Attempts that have failed, and the last error.
     failures: Mutex<(u64, String)>,
 }
 
 impl Lane {
-    pub(super) fn new(runtime: Option<Handle>) -> Lane {
-        Lane { runtime, wire: Default::default(), failures: Mutex::default() }
+    /// The lane of requests that clients may wait for.
+    pub(super) fn small(runtime: Option<Handle>) -> Lane {
+        Lane { runtime, is_bulk: false, wire: Default::default(), failures: Mutex::default() }
+    }
+
+    /// The lane of large requests.
+    pub(super) fn bulk() -> Lane {
+        Lane { is_bulk: true, ..Lane::small(None) }
     }
 
     /// Sends a request, over a new connection if there is none.
     pub(super) async fn ask<C: Future<Output = Result<Wire>> + Send + 'static>(
         &self,
-        connect: impl Fn() -> C,
+        connect: impl Fn(bool) -> C,
         mut request: Outgoing,
         bytes: u64,
     ) -> Result<Answer> {
@@ -212,7 +220,7 @@ impl Lane {
 
     async fn wire<C: Future<Output = Result<Wire>> + Send + 'static>(
         &self,
-        connect: &impl Fn() -> C,
+        connect: &impl Fn(bool) -> C,
     ) -> Result<Arc<Wire>> {
         let failures = self.failures.lock().0;
         let mut wire = self.wire.lock().await;
@@ -228,10 +236,10 @@ impl Lane {
         }
         let made = match &self.runtime {
             Some(runtime) => {
-                let making = runtime.spawn(connect());
+                let making = runtime.spawn(connect(self.is_bulk));
                 making.await.unwrap_or_else(|cause| Err(Error::JoinError { source: cause }))
             }
-            None => connect().await,
+            None => connect(self.is_bulk).await,
         };
         match made {
             Ok(made) => Ok(Arc::clone(wire.insert(Arc::new(made)))),

@@ -15,10 +15,17 @@ fn path() -> String {
 
 fn requests() -> Vec<Request> {
     let lineage = Uuid::from_u128(0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10);
-    let open = Open { version: VERSION, owner: Some(Epoch(17)), lineage, drive: "nvme0".into() };
+    let open = Open {
+        version: VERSION,
+        owner: Some(Epoch(17)),
+        is_bulk: false,
+        lineage,
+        drive: "nvme0".into(),
+    };
     let proof = Proof { key: [5; KEY_BYTES], signature: [6; SIGNATURE_BYTES] };
     vec![
         Request::Open(open.clone(), proof.clone()),
+        Request::Open(Open { is_bulk: true, ..open.clone() }, proof.clone()),
         Request::Open(Open { owner: None, drive: String::new(), ..open }, proof),
         Request::Put(path(), Bytes::from_static(b"fragment")),
         Request::Put(path(), Bytes::new()),

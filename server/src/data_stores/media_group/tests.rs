@@ -55,7 +55,7 @@ fn node_whose_name_another_one_has_is_named_by_its_id() {
     let mut findings = found(&[("d1/a", "nvme")]);
     findings.drives[0].node.is_ambiguous = true;
     let by_id = format!("spindle://{}/a", node("d1").id);
-    assert_eq!(urls(&findings.unlisted(&list(Vec::new()))), [by_id.clone()]);
+    assert_eq!(urls(&findings.unlisted(&list(Vec::new()))), *std::slice::from_ref(&by_id));
     assert!(findings.unlisted(&list(vec![entry(1, &by_id)])).is_empty());
 }
 
