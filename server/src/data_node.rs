@@ -6,6 +6,7 @@
 
 use crate::admin::AdminServer;
 use crate::handlers::{DnodeAdmin, drive_url};
+use crate::process::DRIVE_THREAD_COUNT_MAX;
 use crate::serve::Signals;
 use crate::{limits, node};
 use block::env::{Clock, SystemClock};
@@ -15,6 +16,7 @@ use control::manifest::NodeDir;
 use dnode::{DataService, DriveOptions, Drives};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
 /// Pause between two looks at the drives. Chosen by hand.
@@ -62,7 +64,10 @@ pub(crate) async fn run(config: &Config, announce: impl Fn(&[String])) -> Result
         drives = Drives::open(dir, cluster.cluster_id(), options, &clock) => drives?,
         () = signals.stop() => return Ok(()),
     };
-    DataService::register(&cluster, Arc::clone(&drives), engine::background::lane()?);
+    // As many threads as for other requests, for the same reason.
+    let background = Background(Some(engine::background::runtime(DRIVE_THREAD_COUNT_MAX)?));
+    let handle = background.0.as_ref().map_or_else(Handle::current, |it| it.handle().clone());
+    DataService::register(&cluster, Arc::clone(&drives), handle);
     let Some(_serving) = node::serve(&cluster).await? else {
         let what = format!(
             "serve drives: node {} was removed from its cluster; join again from an empty directory, and name the same drives",
@@ -103,6 +108,18 @@ pub(crate) async fn run(config: &Config, announce: impl Fn(&[String])) -> Result
     tracing::info!(node = name, "the data node is stopping");
     ended.send_replace(true);
     admin.await.map_err(|error| Error::with_source(ErrorKind::Io, "stop a job", error))
+}
+
+/// The runtime of connections that no client waits for.
+struct Background(Option<Runtime>);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // A thread may wait for a drive that hangs.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 fn options(dnode: &config::DnodeSettings, drive: &config::DriveSettings) -> DriveOptions {

@@ -23,7 +23,7 @@ const FILTER_COMMAND: &str = "warn";
 /// more.
 const BLOCKING_THREAD_COUNT_MAX: usize = 40;
 /// Threads for the files of a data node. Chosen by hand: a drive that hangs keeps 32 of them, and has others beside it.
-const DRIVE_THREAD_COUNT_MAX: usize = 512;
+pub(crate) const DRIVE_THREAD_COUNT_MAX: usize = 512;
 /// Polls of tasks between two looks at sockets and at tasks that other threads woke. Chosen by
 /// hand: one poll moves up to a quarter of a megabyte, and a small synced write must not wait for
 /// many.

@@ -2,9 +2,10 @@
 //!
 //! Invariants:
 //! - A request ends: with its answer, with its connection, or after a time that depends on its bytes.
-//! - Small requests do not wait behind large ones: each kind has a connection of its own, and every listing. That for
-//!   small ones, among which are the reads of clients, is served by the runtime that made the store, whichever runtime
-//!   needs it first: the background runtime gives way to others.
+//! - Small requests do not wait behind large ones, nor those behind reads of whole fragments and checks, for which
+//!   no client waits: each kind has a connection of its own, and every listing. That for small ones, among which are the
+//!   reads of clients, is served by the runtime that made the store, whichever runtime needs it first: the
+//!   background runtime gives way to others.
 //! - A request that could not be sent over a broken connection is tried once over a new one. A change may then be
 //!   carried out twice, which changes nothing: objects are created and deleted once.
 //! - What a node does not answer is an error that is never `NotFound`.
@@ -70,6 +71,7 @@ struct Shared {
     place: NodePlace,
     small: Lane,
     large: Lane,
+    bulk: Lane,
 }
 
 impl fmt::Debug for NodeObjects {
@@ -144,8 +146,8 @@ impl NodeObjects {
     /// Makes the store, whose small requests the current runtime serves. No request is sent.
     #[must_use]
     pub fn new(cluster: Cluster, place: NodePlace) -> NodeObjects {
-        let (small, large) = (Lane::small(Handle::try_current().ok()), Lane::bulk());
-        NodeObjects(Arc::new(Shared { cluster, place, small, large }))
+        let (small, large) = (Lane::new(Handle::try_current().ok()), Lane::new(None));
+        NodeObjects(Arc::new(Shared { cluster, place, small, large, bulk: Lane::bulk() }))
     }
 
     async fn read(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
@@ -177,7 +179,11 @@ impl NodeObjects {
             true => wanted.min(u64::from(Service::Data.payload_bytes_max())),
             false => wanted.min(LARGE_BYTES - 1),
         };
-        let lane = if expected < LARGE_BYTES { &shared.small } else { &shared.large };
+        let lane = match expected {
+            _ if range.end == u64::MAX && expected >= LARGE_BYTES => &shared.bulk,
+            LARGE_BYTES.. => &shared.large,
+            _ => &shared.small,
+        };
         let answer =
             shared.ask(lane, &Request::Read(name, range.clone()), Vec::new(), expected).await?;
         let Answer::Read(size, bytes) = answer else { return Err(odd(path, answer)) };
@@ -194,7 +200,7 @@ impl NodeObjects {
     /// `NotFound` if it is not stored; any other error means that the node did not say.
     pub async fn check(&self, path: &Path, bytes: u64) -> Result<Option<Bytes>> {
         let (shared, request) = (&self.0, Request::Check(checked(path)?));
-        match shared.ask(&shared.large, &request, Vec::new(), bytes).await? {
+        match shared.ask(&shared.bulk, &request, Vec::new(), bytes).await? {
             Answer::Checked(header) => Ok((!header.is_empty()).then_some(header)),
             other => Err(odd(path, other)),
         }

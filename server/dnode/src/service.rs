@@ -352,6 +352,11 @@ impl Opened {
             reading.await.map_err(|cause| object_store::Error::JoinError { source: cause })?
         };
         let read = read.await;
+        if let Err(object_store::Error::NotFound { .. }) = &read {
+            // What a drive that is away does not have is not missing.
+            let (drive, absences) = (Arc::clone(&self.drive), self.absences);
+            blocking(move || drive.check_there(absences)).await?;
+        }
         if let Err(object_store::Error::Generic { .. }) = &read
             && let Some(size) = self.size_of(&path).await
             && range.start >= size

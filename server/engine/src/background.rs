@@ -27,23 +27,30 @@ pub fn lane() -> Result<Handle> {
     if let Some(runtime) = LANE.get() {
         return Ok(runtime.handle().clone());
     }
-    // The daemon may have been started with another nice value than 0.
-    let own = rustix::process::getpriority_process(None).unwrap_or(0);
-    let nice = (own + NICE).min(NICE_MAX);
-    let runtime = Builder::new_multi_thread()
-        .enable_all()
-        .thread_name("spindle-slow")
-        .max_blocking_threads(BLOCKING_THREAD_COUNT_MAX)
-        .on_thread_start(move || give_way(nice))
-        .build()
-        .map_err(|error| {
-            Error::with_source(ErrorKind::Io, "start the background runtime", error)
-        })?;
+    let runtime = runtime(BLOCKING_THREAD_COUNT_MAX)?;
     // If two callers race, the spare runtime is shut down without blocking this thread.
     if let Err(spare) = LANE.set(runtime) {
         spare.shutdown_background();
     }
     Ok(LANE.get().expect("set above").handle().clone())
+}
+
+/// Makes another such runtime, with this number of threads for files at most, for a process that has its own use of
+/// them.
+///
+/// # Errors
+/// `Io` when threads cannot be started.
+pub fn runtime(blocking_thread_count_max: usize) -> Result<Runtime> {
+    // The daemon may have been started with another nice value than 0.
+    let own = rustix::process::getpriority_process(None).unwrap_or(0);
+    let nice = (own + NICE).min(NICE_MAX);
+    let built = Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("spindle-slow")
+        .max_blocking_threads(blocking_thread_count_max)
+        .on_thread_start(move || give_way(nice))
+        .build();
+    built.map_err(|error| Error::with_source(ErrorKind::Io, "start the background runtime", error))
 }
 
 /// Lowers the calling thread's priority. Should that fail, everything still works, less smoothly.

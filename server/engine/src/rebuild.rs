@@ -18,7 +18,7 @@ use block::quantities::ByteSize;
 use block::{ConditionKind, Conditions, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tiering::rebuild::{LACKING_MAX, Redundancy};
 use tiering::segment_store::Depth;
@@ -29,9 +29,11 @@ pub(crate) const WALK_PAUSE: Duration = Duration::from_secs(10);
 pub(crate) const WALK_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// Pause between two looks whether a store has come or gone.
 pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(1);
-/// Segments that are rebuilt side by side while there are no clients. Chosen by hand: one is read and written while the
-/// other one is computed, and each takes twice its size of memory.
+/// Segments that are rebuilt side by side while there are no clients, and their bytes, unless one has more. Chosen by
+/// hand: some are read and written while another one is computed. Each takes up to three times its size of memory: the
+/// fragments that are read, and the work area of the code, which is up to twice as large.
 const AT_ONCE: usize = 3;
+const BYTES_AT_ONCE: u64 = 96 << 20;
 /// The rest after a segment, as a part of the time that it took. Chosen by hand: disks and networks know nothing of the
 /// priority of threads. Longer rests did not make clients faster (benches/device/coded).
 const REST_DIVISOR: u32 = 4;
@@ -133,13 +135,15 @@ pub(crate) struct Pace<'a> {
     seen: Mutex<(u64, u64)>,
     /// Whether they had done anything then since the time before.
     is_busy: AtomicBool,
+    /// Segments for a step without them.
+    width: AtomicUsize,
 }
 
 impl<'a> Pace<'a> {
     pub(crate) fn new(pool: &'a Pool, clock: &'a dyn Clock) -> Pace<'a> {
         let seen = Mutex::new(activity(pool));
         // They get one step to show themselves.
-        Pace { pool, clock, seen, is_busy: AtomicBool::new(true) }
+        Pace { pool, clock, seen, is_busy: AtomicBool::new(true), width: AtomicUsize::new(1) }
     }
 
     /// Rests for a quarter of the time that a step took, up to a second, if clients have written or read meanwhile.
@@ -152,12 +156,19 @@ impl<'a> Pace<'a> {
         }
     }
 
+    /// Notes how large the segments of the next steps are.
+    fn expect(&self, found: &Redundancy) {
+        let mean = (found.lacking_bytes / found.lacking_count.max(1)).max(1);
+        let fit = usize::try_from(BYTES_AT_ONCE / mean).unwrap_or(AT_ONCE);
+        self.width.store(fit.clamp(1, AT_ONCE), Ordering::Relaxed);
+    }
+
     /// Segments for the next step.
     fn width(&self) -> usize {
-        if let Ok(v) = std::env::var("SPINDLE_WIDTH") {
-            return v.parse().unwrap();
-        } //TEMP
-        if self.is_busy.load(Ordering::Relaxed) { 1 } else { AT_ONCE }
+        match self.is_busy.load(Ordering::Relaxed) {
+            true => 1,
+            false => self.width.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -205,6 +216,7 @@ pub(crate) async fn round(
             );
         }
         let is_complete = found.is_complete;
+        pace.expect(&found);
         let is_away = stores
             .status()
             .stores

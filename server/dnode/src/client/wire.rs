@@ -192,13 +192,13 @@ pub(super) struct Lane {
 
 impl Lane {
     /// The lane of requests that clients may wait for.
-    pub(super) fn small(runtime: Option<Handle>) -> Lane {
+    pub(super) fn new(runtime: Option<Handle>) -> Lane {
         Lane { runtime, is_bulk: false, wire: Default::default(), failures: Mutex::default() }
     }
 
-    /// The lane of large requests.
+    /// The lane of other requests.
     pub(super) fn bulk() -> Lane {
-        Lane { is_bulk: true, ..Lane::small(None) }
+        Lane { is_bulk: true, ..Lane::new(None) }
     }
 
     /// Sends a request, over a new connection if there is none.

@@ -24,7 +24,7 @@ const PATIENCE_MAX: Duration = Duration::from_secs(1);
 /// Chosen by hand: on a busy machine a process waits for a processor for some milliseconds, and to read everything from
 /// others meanwhile makes the machine busier.
 const LATE_MAX: u32 = 3;
-const LATE_MIN: Duration = Duration::from_millis(25);
+pub(super) const LATE_MIN: Duration = Duration::from_millis(25);
 
 /// What a store was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,8 @@
 //! - Over time, one of [`READS`] reads is tried another way, and [`SAVED_MAX`] at once: the other way costs as many
 //!   requests as a segment has data fragments. On a machine that is too busy all stores are late, and
 //!   more requests make it busier. Source: Dean and Barroso, "The Tail at Scale", 2013, with its limit of a few percent.
-//! - A store that does not answer at all is known as such after a short time, and needs none of these.
+//! - The limit holds for a short time of each read only, [`LATE_MIN`](super::health::LATE_MIN). After that, a read is
+//!   tried another way whatever was saved, so none waits for a store that stalls.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,6 +1,6 @@
 //! Reads of segments in fragments.
 
-use super::health::Way;
+use super::health::{LATE_MIN, Way};
 use super::image::{Source, failed, failed_by};
 use super::member::Member;
 use super::{CodedSegments, PATTERNS_MAX, unknown_store};
@@ -17,7 +17,13 @@ use std::ops::Range;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tiering::segment::{Fragments, Placement, SegmentName};
+
+/// Bytes a second of a transfer that is not late. Chosen by hand: slow for a network of data nodes.
+const RATE: u64 = 256 << 20;
+/// Time after which a whole fragment is read another way, but for its bytes. Chosen by hand.
+const WHOLE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A segment in fragments, of a scheme that this version knows.
 #[derive(Clone)]
@@ -139,16 +145,28 @@ impl CodedSegments {
         };
         let mut reading = pin!(self.read_fragment(coded, index, range.clone(), is_verified));
         self.hedges.note_read();
+        let begun = self.clock.now();
         loop {
-            match tokio::time::timeout(member.health().patience(), &mut reading).await {
+            // The estimate is that of small reads.
+            let sending = Duration::from_nanos(range.len() as u64 * 1_000_000_000 / RATE);
+            let patience = match is_verified {
+                true => WHOLE_PATIENCE,
+                false => member.health().patience(),
+            };
+            match tokio::time::timeout(patience + sending, &mut reading).await {
                 Ok(Ok(bytes)) => return Ok(bytes),
                 Ok(Err(lost)) => {
                     let recovered = self.recover(coded, index, &range, is_verified).await;
                     return recovered.map_err(|error| worse(lost, error));
                 }
+                // No client waits for a whole fragment. What it says of the store is little.
+                Err(_late) if is_verified => break,
                 Err(_late) => {
                     member.health().note_late();
-                    if member.health().is_avoided() || self.hedges.take() {
+                    if self.clock.since(begun) >= LATE_MIN
+                        || member.health().is_avoided()
+                        || self.hedges.take()
+                    {
                         break;
                     }
                 }

@@ -50,6 +50,8 @@ async fn store_that_stays_slow_is_a_condition_until_it_is_quick_again() {
     // One that is passed over is slow, too, until it counts as away.
     let member = world.coded.member(3).expect("there are four");
     (0..3).for_each(|_| member.health().note_late());
+    world.clock.advance(Duration::from_millis(25));
+    member.health().note_late();
     pass(1).await;
     pass(60).await;
     assert!(shown(&world)[0].1.contains("in time"), "{:?}", shown(&world));
