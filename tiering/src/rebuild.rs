@@ -9,6 +9,7 @@
 //! - Segments that survive the fewest further losses come first.
 //! - A walk that was cut short loses nothing: the next one begins again with what is still lacking.
 
+mod oldest;
 mod tiers;
 mod unnamed;
 
@@ -92,9 +93,20 @@ pub struct RebuildReport {
 
 /// Time for which moved fragments stay at their old places. Chosen by hand: longer than a read takes.
 const MOVED_STAY: Duration = Duration::from_secs(150);
+/// Time after the deletion of fragments in which a store has told its room again. Chosen by hand: three times the pause
+/// between two questions.
+const TOLD_AFTER: Duration = Duration::from_secs(30);
 /// Maximum number of segments whose old fragments are remembered; the oldest are forgotten and left to the sweep
 /// after the end of the segment. Chosen by hand: 30 MiB.
 const MOVED_MAX: usize = 65_536;
+
+/// A segment as it was before it moved.
+struct Moved {
+    since: Instant,
+    segment: StoredSegment,
+    /// It has left the data stores.
+    is_dropped: bool,
+}
 
 /// The job; see the module.
 pub(crate) struct Rebuild {
@@ -103,14 +115,24 @@ pub(crate) struct Rebuild {
     segments: Arc<Segments>,
     /// One job at a time changes where a segment is.
     turns: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
-    /// Segments as they were before they moved, and when that was.
-    moved: Arc<Mutex<VecDeque<(Instant, StoredSegment)>>>,
+    /// Those whose old fragments are to be deleted.
+    moved: Arc<Mutex<VecDeque<Moved>>>,
+    /// When fragments of segments that have left the data stores were deleted, and the bytes of these segments. Only
+    /// those of which the stores may not have told the room since.
+    deleted: Mutex<VecDeque<(Instant, u64)>>,
 }
 
 impl Rebuild {
     pub(crate) fn new(parts: &JobParts) -> Rebuild {
         let JobParts { pool, metadata, segments } = parts.clone();
-        Rebuild { pool, metadata, segments, turns: Mutex::default(), moved: Arc::default() }
+        Rebuild {
+            pool,
+            metadata,
+            segments,
+            turns: Mutex::default(),
+            moved: Arc::default(),
+            deleted: Mutex::default(),
+        }
     }
 
     /// Walks the records of all segments. Returns what they survive, and the numbers of those that lack
@@ -332,11 +354,12 @@ impl Rebuild {
         let task = self.pool.background.spawn(async move {
             let mut writer = metadata.writer.lock().await;
             let is_changed = metadata.map.set_placements(&mut writer, &changes).await?[0];
-            let [(before, after)] = changes;
-            if is_changed && leaves_places(&before.placement, &after) {
+            let [(segment, after)] = changes;
+            if is_changed && leaves_places(&segment.placement, &after) {
                 // Readers and copies that began before still read at the old places.
+                let is_dropped = matches!(after, Placement::Object);
                 let mut moved = moved.lock();
-                moved.push_back((clock.now(), before));
+                moved.push_back(Moved { since: clock.now(), segment, is_dropped });
                 let excess = moved.len().saturating_sub(MOVED_MAX);
                 moved.drain(..excess);
             }
@@ -389,9 +412,9 @@ impl Rebuild {
     /// Deletes fragments that have moved a while ago. What cannot be deleted is left to the sweep after the end
     /// of the segment.
     pub(crate) async fn sweep_moved(&self) -> Result<()> {
-        let is_due = |(since, segment): &(Instant, StoredSegment)| {
-            self.pool.clock.since(*since) >= MOVED_STAY
-                && !self.segments.leftovers.is_held(segment.info.number)
+        let is_due = |moved: &Moved| {
+            self.pool.clock.since(moved.since) >= MOVED_STAY
+                && !self.segments.leftovers.is_held(moved.segment.info.number)
         };
         if !self.moved.lock().front().is_some_and(is_due) {
             return Ok(());
@@ -400,10 +423,40 @@ impl Rebuild {
         self.pool.check_owner().await?;
         loop {
             let next = self.moved.lock().pop_front_if(|moved| is_due(moved));
-            let Some((_, segment)) = next else { return Ok(()) };
+            let Some(Moved { segment, is_dropped, .. }) = next else { return Ok(()) };
             let _turn = self.turn(segment.info.number).await;
             self.delete_unnamed(&segment).await;
+            if is_dropped {
+                let bytes = u64::from(segment.info.object_bytes);
+                let mut deleted = self.deleted.lock();
+                self.forget_told(&mut deleted);
+                deleted.push_back((self.pool.clock.now(), bytes));
+            }
         }
+    }
+
+    /// Bytes of the segments that have left the data stores, and whose fragments the stores still count as theirs.
+    pub(crate) fn leaving_bytes(&self) -> u64 {
+        let waiting: u64 = {
+            let moved = self.moved.lock();
+            let dropped = moved.iter().filter(|moved| moved.is_dropped);
+            dropped.map(|moved| u64::from(moved.segment.info.object_bytes)).sum()
+        };
+        let mut deleted = self.deleted.lock();
+        self.forget_told(&mut deleted);
+        waiting + deleted.iter().map(|(_, bytes)| bytes).sum::<u64>()
+    }
+
+    /// Forgets deletions of which the stores have told the room since.
+    fn forget_told(&self, deleted: &mut VecDeque<(Instant, u64)>) {
+        let is_told = |(since, _): &(Instant, u64)| self.pool.clock.since(*since) >= TOLD_AFTER;
+        while deleted.pop_front_if(|deleted| is_told(deleted)).is_some() {}
+    }
+
+    /// The number of segments that may leave the data stores before old fragments are deleted: far fewer than are
+    /// remembered, so that the room comes back while this owner runs.
+    fn leaving_count_max(&self) -> usize {
+        (MOVED_MAX / 2).saturating_sub(self.moved.lock().len())
     }
 }
 

@@ -71,6 +71,22 @@ pub struct TierPolicy {
     pub cold_after: Duration,
 }
 
+/// The room of the data stores, as far as it decides which segments leave them or come back: in bytes of segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierRoom {
+    /// Bytes of segments that are to be dropped, even if they are not cold; 0 while there is room.
+    pub wanted_bytes: u64,
+    /// Bytes of segments that may be brought back.
+    pub spare_bytes: u64,
+}
+
+impl Default for TierRoom {
+    /// That of data stores whose room is not known: there is enough.
+    fn default() -> TierRoom {
+        TierRoom { wanted_bytes: 0, spare_bytes: u64::MAX }
+    }
+}
+
 /// The change of the tiers of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TierStep {

@@ -170,6 +170,9 @@ pub struct TiersInfo {
     pub brought_back_bytes: u64,
     /// Objects that were not what their fragments are, and were rewritten.
     pub rewritten_count: u64,
+    /// The data stores have little room: segments are dropped before they are cold, and none are brought back.
+    #[serde(default)]
+    pub is_short: bool,
     /// Reason why the last segment could not be moved, until one is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,

@@ -154,8 +154,8 @@ pub const OPTIONS: &[OptionDoc] = &[
         "10s to 365d",
         "\"7d\"",
         "",
-        "With tiers \"both\", a segment that was not read for this long is dropped from the data stores. Time without a \
-         daemon does not count.",
+        "With tiers \"both\", a segment that was not read for this long is dropped from the data stores, and earlier \
+         while they have little room. Time without a daemon does not count.",
     ),
     row(
         "data.lost_after",

@@ -229,7 +229,11 @@ pub async fn run_tiers(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
     let (mut is_sweep_due, mut failing) = (true, tiers::failing(&*stores));
     loop {
         let walked = open.config.clock.now();
-        while open.config.clock.since(walked) < pause {
+        let turns_short = || {
+            let leaving_bytes = open.pool.tier().leaving_bytes();
+            open.tiers.turns_short(&stores.status(), leaving_bytes)
+        };
+        while open.config.clock.since(walked) < pause && !turns_short() {
             tokio::select! {
                 () = tokio::time::sleep(LOOK_PAUSE) => {}
                 _ = stop.wait_for(|stop| *stop) => return,
@@ -264,10 +268,13 @@ pub async fn run_tiers(open: Arc<OpenPool>, mut stop: watch::Receiver<bool>) {
                 _ = stopped.wait_for(|stop| *stop) => Ok(tiers::Pass::Idle),
             }
         });
-        match pass.await {
-            Ok(Ok(pass)) => pause = tiers::pause_after(pass, pause, policy.cold_after),
+        let passed = pass.await;
+        let is_short = open.tiers.is_short();
+        match passed {
+            Ok(Ok(pass)) => pause = tiers::pause_after(pass, pause, policy.cold_after, is_short),
             Ok(Err(error)) => {
-                pause = tiers::pause_after(tiers::Pass::Failed, pause, policy.cold_after);
+                let failed = tiers::Pass::Failed;
+                pause = tiers::pause_after(failed, pause, policy.cold_after, is_short);
                 tracing::debug!(error = %error.chain(), "a walk for segments to move was cut short");
                 if error.kind() == ErrorKind::Fenced {
                     return;

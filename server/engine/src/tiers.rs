@@ -2,20 +2,26 @@
 //!
 //! Invariants:
 //! - The job has no state but the map: a walk finds what is left to do, after a restart and with the next owner.
-//! - The rebuild of what segments lack comes first, unless all of them leave the data stores.
+//! - The rebuild of what segments lack comes first, unless all of them leave the data stores. While room is short,
+//!   segments are dropped beside it: it needs room, too.
+//! - While room is short, segments are dropped before others are copied, and none are brought back. A segment that is
+//!   not copied is never dropped.
 //! - The job gives way to clients: while there are any, it rests for a quarter of the time that each segment took.
 //! - A kind of step ends for a pass when several in a row have failed, and the other kinds go on: space comes back even if
 //!   nothing can be written to the data stores. The next pass comes after a pause, which grows, and leaves out for a while
 //!   the segments that have failed, so that a few which cannot be moved do not keep others from it.
 
-use crate::data_stores::OpenDataStores;
+mod room;
+
+use crate::data_stores::{DataStoresStatus, OpenDataStores};
 use crate::rebuild::{Pace, RebuildState, WALK_PAUSE};
 use block::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
+use room::MeasuredRoom;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use tiering::survey::Amount;
-use tiering::tiers::{TierOutcome, TierPlan, TierStep, Tiers};
+use tiering::tiers::{TierOutcome, TierPlan, TierRoom, TierStep, Tiers};
 
 /// Failures in a row that end a kind of step. Chosen by hand: one segment may be damaged, and several mean a store.
 const FAILURES_MAX: u32 = 3;
@@ -30,6 +36,10 @@ const FAILED_PAUSE: Duration = Duration::from_secs(5);
 const FAILED_PAUSE_MAX: Duration = Duration::from_secs(300);
 /// Longest pause while nothing is to be done. Chosen by hand: a walk reads the records of all segments.
 const IDLE_PAUSE_MAX: Duration = Duration::from_secs(600);
+/// Longest pause while room is short and no store fails, and longest time for which a pass copies segments then. Chosen
+/// by hand: what was copied is dropped soon, and fragments are deleted two and a half minutes after they were dropped.
+const SHORT_PAUSE_MAX: Duration = Duration::from_secs(60);
+const SHORT_PASS_MAX: Duration = Duration::from_secs(60);
 /// A segment is found cold within this part of the time after which it is.
 const COLD_PARTS: u32 = 4;
 
@@ -51,6 +61,8 @@ pub struct TiersStatus {
     pub brought_back: Amount,
     /// Objects that were not what their fragments are, and were rewritten, since the start.
     pub rewritten_count: u64,
+    /// The data stores have little room: segments are dropped before they are cold, and none are brought back.
+    pub is_short: bool,
     /// Cause of the last failure, until a segment succeeds.
     pub failure: Option<String>,
 }
@@ -102,6 +114,34 @@ impl TiersState {
         (state.to_copy, state.to_drop) = (plan.to_copy, plan.to_drop);
         state.to_bring_back = plan.to_bring_back;
     }
+
+    /// Whether room is short, as it was last noted.
+    pub(crate) fn is_short(&self) -> bool {
+        self.status.lock().is_short
+    }
+
+    /// Whether room is short and was not when it was last noted. `leaving_bytes`: bytes of the segments that were
+    /// dropped, and whose fragments are still there.
+    pub(crate) fn turns_short(&self, stores: &DataStoresStatus, leaving_bytes: u64) -> bool {
+        !self.is_short() && MeasuredRoom::of(stores, leaving_bytes).is_low
+    }
+
+    /// Notes the room of the data stores. It is short from the low mark on, until it reaches the high one.
+    fn note_room(&self, stores: &DataStoresStatus, leaving_bytes: u64) -> TierRoom {
+        let measured = MeasuredRoom::of(stores, leaving_bytes);
+        let mut state = self.status.lock();
+        let was_short = state.is_short;
+        state.is_short = measured.is_low || (was_short && measured.wanted_bytes > 0);
+        match (was_short, state.is_short) {
+            (false, true) => tracing::info!(
+                bytes = measured.wanted_bytes,
+                "the data stores have little room, and segments are dropped from them before they are cold"
+            ),
+            (true, false) => tracing::info!("the data stores have room again"),
+            (false, false) | (true, true) => {}
+        }
+        measured.for_plan(state.is_short)
+    }
 }
 
 impl TiersState {
@@ -146,9 +186,15 @@ pub(crate) enum Pass {
     Failed,
 }
 
-/// The pause after a pass. `pause` is the one before it.
-pub(crate) fn pause_after(pass: Pass, pause: Duration, cold_after: Duration) -> Duration {
-    let longest = (cold_after / COLD_PARTS).clamp(Duration::from_secs(1), IDLE_PAUSE_MAX);
+/// The pause after a pass. `pause` is the one before it; `is_short`: room is short.
+pub(crate) fn pause_after(
+    pass: Pass,
+    pause: Duration,
+    cold_after: Duration,
+    is_short: bool,
+) -> Duration {
+    let longest = if is_short { SHORT_PAUSE_MAX } else { IDLE_PAUSE_MAX };
+    let longest = (cold_after / COLD_PARTS).clamp(Duration::from_secs(1), longest);
     match pass {
         Pass::Idle => (pause * 2).min(longest),
         Pass::Moved => WALK_PAUSE.min(longest),
@@ -156,8 +202,20 @@ pub(crate) fn pause_after(pass: Pass, pause: Duration, cold_after: Duration) -> 
     }
 }
 
-/// Walks through all segments, and changes the tiers of those that are not where they are to be: first of those that
-/// clients wait for, then of those that are in one tier only.
+/// The segments of a plan by step: first those that clients wait for, then those that are in one tier only. While room
+/// is short, those come first that make room: more are dropped later, once they are copied.
+fn steps(plan: TierPlan, is_short: bool) -> [(TierStep, Vec<u64>); 3] {
+    let TierPlan { copy, drop, bring_back, .. } = plan;
+    let bring_back = (TierStep::BringBack, bring_back);
+    let (copy, drop) = ((TierStep::Copy, copy), (TierStep::Drop, drop));
+    match is_short {
+        true => [drop, copy, bring_back],
+        false => [bring_back, copy, drop],
+    }
+}
+
+/// Walks through all segments, and changes the tiers of those that are not where they are to be; see [`steps`]. It ends
+/// early when room becomes short, and soon while it is, so that the next one drops what this one has copied.
 ///
 /// # Errors
 /// Database errors; `Fenced` when another process owns the pool.
@@ -168,26 +226,38 @@ pub(crate) async fn pass(
     stores: &dyn OpenDataStores,
     clock: &dyn block::env::Clock,
 ) -> Result<Pass> {
-    let policy = stores.status().policy;
-    let is_next = || policy.tiers == Tiers::ObjectStore || rebuild.status().left_count == 0;
-    if !policy.tiers.is_moving() || !is_next() {
+    let (started, status) = (clock.now(), stores.status());
+    let policy = status.policy;
+    if !policy.tiers.is_moving() {
         return Ok(Pass::Idle);
     }
-    let plan = pool.tier().tier_plan(policy).await?;
+    let room = state.note_room(&status, pool.tier().leaving_bytes());
+    let is_short = state.is_short();
+    let is_next = |step: TierStep| {
+        let makes_room = is_short && step == TierStep::Drop;
+        makes_room || policy.tiers == Tiers::ObjectStore || rebuild.status().left_count == 0
+    };
+    if !is_next(TierStep::Drop) {
+        return Ok(Pass::Idle);
+    }
+    let is_over = |step: TierStep| match (step, is_short) {
+        (TierStep::Drop, _) => false,
+        (_, true) => clock.since(started) >= SHORT_PASS_MAX,
+        (_, false) => state.turns_short(&stores.status(), pool.tier().leaving_bytes()),
+    };
+    let plan = pool.tier().tier_plan(policy, room).await?;
     state.set_plan(&plan);
-    let steps = [
-        (TierStep::BringBack, plan.bring_back),
-        (TierStep::Copy, plan.copy),
-        (TierStep::Drop, plan.drop),
-    ];
     let pace = Pace::new(pool, clock);
     let (mut is_moved, mut is_failed) = (false, false);
-    for (step, mut numbers) in steps {
+    'steps: for (step, mut numbers) in steps(plan, is_short) {
         is_failed |= state.leave_out(&mut numbers, clock.now());
         let mut failure_count = 0;
         for number in numbers {
-            if !is_next() {
+            if !is_next(step) {
                 return Ok(if is_moved { Pass::Moved } else { Pass::Idle });
+            }
+            if is_over(step) {
+                break 'steps;
             }
             let begun: Instant = clock.now();
             let changed = pool.tier().change_tiers(number, step).await;
@@ -224,19 +294,77 @@ fn is_final(error: &Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data_stores::DataStoreStatus;
+    use tiering::tiers::TierPolicy;
 
     #[test]
     fn pauses_grow_and_stay_below_the_time_in_which_segments_become_cold() {
         let seconds = Duration::from_secs;
         let day = seconds(86_400);
-        assert_eq!(pause_after(Pass::Idle, seconds(10), day), seconds(20));
-        assert_eq!(pause_after(Pass::Idle, seconds(500), day), IDLE_PAUSE_MAX);
-        assert_eq!(pause_after(Pass::Idle, seconds(500), seconds(20)), seconds(5));
-        assert_eq!(pause_after(Pass::Moved, seconds(500), day), WALK_PAUSE);
-        assert_eq!(pause_after(Pass::Moved, seconds(500), seconds(2)), seconds(1));
-        assert_eq!(pause_after(Pass::Failed, seconds(1), day), FAILED_PAUSE);
-        assert_eq!(pause_after(Pass::Failed, seconds(30), day), seconds(60));
-        assert_eq!(pause_after(Pass::Failed, seconds(200), day), FAILED_PAUSE_MAX);
+        let after = |pass, pause, cold_after| pause_after(pass, pause, cold_after, false);
+        assert_eq!(after(Pass::Idle, seconds(10), day), seconds(20));
+        assert_eq!(after(Pass::Idle, seconds(500), day), IDLE_PAUSE_MAX);
+        assert_eq!(after(Pass::Idle, seconds(500), seconds(20)), seconds(5));
+        assert_eq!(after(Pass::Moved, seconds(500), day), WALK_PAUSE);
+        assert_eq!(after(Pass::Moved, seconds(500), seconds(2)), seconds(1));
+        assert_eq!(after(Pass::Failed, seconds(1), day), FAILED_PAUSE);
+        assert_eq!(after(Pass::Failed, seconds(30), day), seconds(60));
+        assert_eq!(after(Pass::Failed, seconds(200), day), FAILED_PAUSE_MAX);
+        assert_eq!(pause_after(Pass::Idle, seconds(500), day, true), SHORT_PAUSE_MAX);
+        assert_eq!(pause_after(Pass::Failed, seconds(200), day, true), FAILED_PAUSE_MAX);
+    }
+
+    /// The state of three data stores of 2+1, the fullest of which has this many hundredths free.
+    fn stores_with(percent: u64) -> DataStoresStatus {
+        let store = |number: u32, percent: u64| DataStoreStatus {
+            number,
+            domain: format!("node {number}"),
+            is_staying: true,
+            total_bytes: Some(100 << 30),
+            free_bytes: Some(percent << 30),
+            ..DataStoreStatus::default()
+        };
+        DataStoresStatus {
+            fragment_count: 3,
+            parity_count: 1,
+            stores: vec![store(1, 60), store(2, 60), store(3, percent)],
+            policy: TierPolicy { tiers: Tiers::Both, ..TierPolicy::default() },
+            ..DataStoresStatus::default()
+        }
+    }
+
+    #[test]
+    fn room_is_short_from_the_low_mark_until_the_high_one() {
+        let state = TiersState::default();
+        let gib = |count: u64| count << 30;
+        let note = |percent, leaving_bytes| state.note_room(&stores_with(percent), leaving_bytes);
+        assert_eq!(note(21, 0), TierRoom { wanted_bytes: 0, spare_bytes: gib(2) });
+        assert!(!state.turns_short(&stores_with(20), 0) && state.turns_short(&stores_with(19), 0));
+        assert_eq!(note(19, 0), TierRoom { wanted_bytes: gib(12), spare_bytes: 0 });
+        assert!(state.is_short() && !state.turns_short(&stores_with(19), 0));
+        // Not all of it has left.
+        assert_eq!(note(19, gib(8)), TierRoom { wanted_bytes: gib(4), spare_bytes: 0 });
+        assert_eq!(note(23, 0), TierRoom { wanted_bytes: gib(4), spare_bytes: 0 });
+        assert!(state.status().is_short);
+        // All of it has, and is not deleted yet.
+        assert_eq!(note(19, gib(12)), TierRoom { wanted_bytes: 0, spare_bytes: 0 });
+        assert!(!state.is_short());
+        assert_eq!(note(25, 0), TierRoom { wanted_bytes: 0, spare_bytes: gib(10) });
+    }
+
+    #[test]
+    fn segments_are_dropped_before_others_are_copied_while_room_is_short() {
+        let plan = || TierPlan {
+            copy: vec![1],
+            drop: vec![2],
+            bring_back: vec![3],
+            ..TierPlan::default()
+        };
+        let order = |is_short| steps(plan(), is_short).map(|(step, numbers)| (step, numbers[0]));
+        let (copy, drop, bring_back) =
+            ((TierStep::Copy, 1), (TierStep::Drop, 2), (TierStep::BringBack, 3));
+        assert_eq!(order(false), [bring_back, copy, drop]);
+        assert_eq!(order(true), [drop, copy, bring_back]);
     }
 
     #[test]

@@ -142,6 +142,7 @@ fn tiers_info(policy: TierPolicy, status: TiersStatus) -> TiersInfo {
         brought_back_count: status.brought_back.segment_count,
         brought_back_bytes: status.brought_back.bytes,
         rewritten_count: status.rewritten_count,
+        is_short: status.is_short,
         failure: status.failure,
     }
 }

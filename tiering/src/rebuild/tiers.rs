@@ -12,12 +12,13 @@
 //!   the fragments, and the one of each opening, came after all of them, except for attempts of this owner to bring the
 //!   segment back since; these have the same cuts, and so the same bytes.
 
+use super::oldest::Oldest;
 use super::{LACKING_MAX, RECORDS_AT_ONCE, Rebuild};
 use crate::map::read_times::{GROUP_SEGMENTS, Times, place_of};
 use crate::outage::public_text;
 use crate::segment::{Fragments, Placement, SegmentNumber, StoredSegment};
 use crate::survey::Amount;
-use crate::tiers::{TierOutcome, TierPlan, TierPolicy, TierStep, Tiers};
+use crate::tiers::{TierOutcome, TierPlan, TierPolicy, TierRoom, TierStep, Tiers};
 use block::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -31,15 +32,46 @@ const HOT_PASSES: u32 = 3;
 /// Longest time since the last read of a hot segment. Chosen by hand: the time in which a read comes to count half.
 const HOT_WITHIN: Duration = Duration::from_secs(3600);
 
+/// A walk through the records of all segments, and what it has found so far.
+struct Walk {
+    policy: TierPolicy,
+    room: TierRoom,
+    plan: TierPlan,
+    /// Segments that are not cold, and may leave because room is short.
+    oldest: Oldest,
+}
+
+impl Walk {
+    /// `count_max`: the maximum number of segments that may leave because room is short.
+    fn new(policy: TierPolicy, room: TierRoom, count_max: usize) -> Walk {
+        let oldest = Oldest::new(room.wanted_bytes, count_max);
+        Walk { policy, room, plan: TierPlan::default(), oldest }
+    }
+
+    /// Returns the plan. Segments that leave because room is short come behind the cold ones.
+    fn end(self) -> TierPlan {
+        let Walk { mut plan, mut oldest, .. } = self;
+        oldest.without(plan.to_drop.bytes);
+        for (number, bytes) in oldest.into_list() {
+            plan.to_drop += Amount { segment_count: 1, bytes };
+            if plan.drop.len() < LACKING_MAX {
+                plan.drop.push(number);
+            }
+        }
+        plan
+    }
+}
+
 impl Rebuild {
-    /// Walks the records of all segments. Returns those that are not where the policy wants them.
+    /// Walks the records of all segments. Returns those that are not where the policy and the room of the data stores
+    /// want them.
     ///
     /// # Errors
     /// Database errors.
-    pub(crate) async fn walk_tiers(&self, policy: TierPolicy) -> Result<TierPlan> {
-        let mut plan = TierPlan::default();
+    pub(crate) async fn walk_tiers(&self, policy: TierPolicy, room: TierRoom) -> Result<TierPlan> {
+        let mut walk = Walk::new(policy, room, self.leaving_count_max());
         if !policy.tiers.is_moving() {
-            return Ok(plan);
+            return Ok(walk.end());
         }
         self.segments.heat.fade(self.pool.clock.now());
         let below = self.metadata.next_segment.load(Ordering::SeqCst);
@@ -55,7 +87,7 @@ impl Rebuild {
                     living.insert(group);
                     times = (group, self.metadata.map.read_times(group).await?);
                 }
-                self.plan(&mut plan, policy, &segment, times.1[place]);
+                self.plan(&mut walk, &segment, times.1[place]);
             }
             match next {
                 Some(next) => last = next,
@@ -65,12 +97,15 @@ impl Rebuild {
         if self.metadata.map.unread_records() == unread {
             self.segments.read_times.prune(&self.metadata, &living, below).await?;
         }
-        Ok(plan)
+        Ok(walk.end())
     }
 
-    /// Adds a segment to the plan if it is not where the policy wants it. `read_at`: when it was last read, as recorded.
-    fn plan(&self, plan: &mut TierPlan, policy: TierPolicy, segment: &StoredSegment, read_at: u32) {
+    /// Adds a segment to the plan if it is not where the policy and the room want it. `read_at`: when it was last read,
+    /// as recorded.
+    fn plan(&self, walk: &mut Walk, segment: &StoredSegment, read_at: u32) {
+        let Walk { policy, room, plan, oldest } = walk;
         let number = segment.info.number.0;
+        let bytes = u64::from(segment.info.object_bytes);
         // Of all, so that one of which nothing is known counts as read now.
         let idle = self.segments.read_times.idle(number, read_at);
         let is_object = self.segments.store.is_object(segment);
@@ -80,7 +115,8 @@ impl Rebuild {
                 let hot_reads = segment.info.frame_count.max(1).saturating_mul(HOT_PASSES);
                 let is_hot = idle <= HOT_WITHIN.min(policy.cold_after)
                     && self.segments.heat.of(number) >= hot_reads;
-                if is_moved_out || !is_hot {
+                let has_room = plan.to_bring_back.bytes.saturating_add(bytes) <= room.spare_bytes;
+                if is_moved_out || !is_hot || !has_room {
                     return;
                 }
                 (&mut plan.bring_back, &mut plan.to_bring_back)
@@ -91,9 +127,9 @@ impl Rebuild {
                 (&mut plan.copy, &mut plan.to_copy)
             }
             _ if is_moved_out || idle >= policy.cold_after => (&mut plan.drop, &mut plan.to_drop),
-            _ => return,
+            _ => return oldest.add(number, bytes, idle),
         };
-        *amount += Amount { segment_count: 1, bytes: u64::from(segment.info.object_bytes) };
+        *amount += Amount { segment_count: 1, bytes };
         if numbers.len() < LACKING_MAX {
             numbers.push(number);
         }

@@ -51,7 +51,7 @@ impl Rebuild {
     async fn delete_if_unnamed(&self, found: &StoredFragment) -> Result<bool> {
         let number = found.segment.number;
         let _turn = self.turn(number).await;
-        let is_leaving = self.moved.lock().iter().any(|(_, moved)| moved.info.number == number);
+        let is_leaving = self.moved.lock().iter().any(|moved| moved.segment.info.number == number);
         if is_leaving || self.segments.leftovers.is_held(number) {
             return Ok(false);
         }

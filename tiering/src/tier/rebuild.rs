@@ -6,7 +6,7 @@ use crate::rebuild::{Imbalance, RebuildReport, Redundancy};
 use crate::segment::SegmentNumber;
 use crate::segment_store::Depth;
 use crate::survey::{self, Survey, SurveyedStore};
-use crate::tiers::{TierOutcome, TierPlan, TierPolicy, TierStep};
+use crate::tiers::{TierOutcome, TierPlan, TierPolicy, TierRoom, TierStep};
 use async_recursion::async_recursion;
 use block::Result;
 
@@ -96,16 +96,23 @@ impl Tier {
     }
 
     /// Deletes fragments that have moved a while ago, and walks the records of all segments. Returns those that are not
-    /// in the tiers where the policy wants them. Call it from the background runtime.
+    /// in the tiers where the policy and the room of the data stores want them. Call it from the background runtime.
     ///
     /// # Errors
     /// Database errors; `Fenced` when another process owns the pool.
     #[async_recursion]
-    pub async fn tier_plan(&self, policy: TierPolicy) -> Result<TierPlan> {
+    pub async fn tier_plan(&self, policy: TierPolicy, room: TierRoom) -> Result<TierPlan> {
         self.parts.pool.check_writable()?;
         let rebuild = &self.parts.jobs.repair.rebuild;
         rebuild.sweep_moved().await?;
-        rebuild.walk_tiers(policy).await
+        rebuild.walk_tiers(policy, room).await
+    }
+
+    /// Bytes of the segments that were dropped from the data stores, and whose fragments the stores still count as
+    /// theirs: these are deleted a while later.
+    #[must_use]
+    pub fn leaving_bytes(&self) -> u64 {
+        self.parts.jobs.repair.rebuild.leaving_bytes()
     }
 
     /// Changes the tiers of a segment, in memory of a few segments. Call it from the background runtime.

@@ -235,6 +235,7 @@ pub(super) fn in_status() -> DataStoresInfo {
             brought_back_count: 1,
             brought_back_bytes: 16 << 20,
             rewritten_count: 1,
+            is_short: true,
             failure: Some("write the object of segment 17: the store does not answer".to_owned()),
         }),
     }

@@ -325,13 +325,17 @@ fn moves(info: &TiersInfo) -> String {
         true => format!(", cold after {}", Span::from_secs(info.cold_after_seconds)),
         false => String::new(),
     };
+    let short = match info.is_short {
+        true => ", dropped earlier as the data stores have little room",
+        false => "",
+    };
     let rewritten = match info.rewritten_count {
         0 => String::new(),
         count => format!("; {count} damaged objects written anew"),
     };
     let failure = info.failure.as_ref().map_or_else(String::new, |why| format!("; {why}"));
     format!(
-        "{}{cold}: {}; {}{rewritten}{failure}",
+        "{}{cold}{short}: {}; {}{rewritten}{failure}",
         info.tiers,
         all(left, "no segments to go"),
         all(done, "none moved yet")

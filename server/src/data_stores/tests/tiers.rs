@@ -4,7 +4,7 @@ use super::*;
 use engine::pool_jobs::run_tiers;
 use engine::tiers::TiersStatus;
 use std::time::Duration;
-use tiering::tiers::{TierOutcome, TierStep};
+use tiering::tiers::{TierOutcome, TierRoom, TierStep};
 use tokio::sync::watch;
 
 impl Place {
@@ -20,6 +20,69 @@ impl Place {
     fn fragment_count(&self) -> usize {
         let folders = self.stores.iter().map(|store| store.join("fragments"));
         folders.filter(|folder| folder.exists()).map(|folder| file_count(&folder)).sum()
+    }
+}
+
+/// Data stores of 100 GiB, each of which tells that this many GiB are free.
+#[derive(Debug)]
+struct Telling {
+    inner: Arc<dyn OpenDataStores>,
+    free: Mutex<u64>,
+}
+
+#[async_trait]
+impl OpenDataStores for Telling {
+    fn status(&self) -> DataStoresStatus {
+        let mut status = self.inner.status();
+        for store in &mut status.stores {
+            store.total_bytes = Some(100 << 30);
+            store.free_bytes = Some(*self.free.lock() << 30);
+        }
+        status
+    }
+
+    fn segments(&self) -> Arc<dyn SegmentStore> {
+        self.inner.segments()
+    }
+
+    async fn look(&self) {
+        self.inner.look().await;
+    }
+
+    fn clean_unfinished(&self) {
+        self.inner.clean_unfinished();
+    }
+
+    fn places(&self) -> Vec<(Store, object_store::path::Path)> {
+        self.inner.places()
+    }
+
+    async fn forget_unnamed(&self, named: &BTreeSet<u32>) -> Result<()> {
+        self.inner.forget_unnamed(named).await
+    }
+
+    async fn drain(&self, stores: &[String]) -> Result<()> {
+        self.inner.drain(stores).await
+    }
+
+    async fn undrain(&self, stores: &[String]) -> Result<()> {
+        self.inner.undrain(stores).await
+    }
+
+    async fn replace(&self, old: &str, new: &NewDataStore) -> Result<()> {
+        self.inner.replace(old, new).await
+    }
+
+    async fn watch_media_group(&self) {
+        self.inner.watch_media_group().await;
+    }
+
+    async fn set_rebalancing(&self, is_rebalancing: bool) -> Result<()> {
+        self.inner.set_rebalancing(is_rebalancing).await
+    }
+
+    async fn room(&self, numbers: &BTreeSet<u32>) -> Room {
+        self.inner.room(numbers).await
     }
 }
 
@@ -42,7 +105,7 @@ async fn run_until(open: OpenPool, is_so: impl Fn(&TiersStatus) -> bool) -> Open
 /// Drops everything, as if it were cold.
 async fn drop_all(open: &OpenPool) -> usize {
     let policy = TierPolicy { tiers: Tiers::Both, cold_after: Duration::ZERO };
-    let plan = open.pool.tier().tier_plan(policy).await.unwrap();
+    let plan = open.pool.tier().tier_plan(policy, TierRoom::default()).await.unwrap();
     assert!(plan.copy.is_empty(), "{plan:?}");
     for number in &plan.drop {
         let dropped = open.pool.tier().change_tiers(*number, TierStep::Drop).await.unwrap();
@@ -84,6 +147,36 @@ async fn segments_are_copied_and_survive_the_loss_of_all_data_stores() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn little_room_shows_in_the_status_and_segments_written_lately_stay() {
+    let place = Place::new("2+1", 3).with_tiers("both");
+    let mut open = place.open().await.unwrap();
+    write(&open, 100).await;
+    let stores = Arc::new(Telling { inner: stores_of(&open), free: Mutex::new(60) });
+    open.data_stores = Some(stores.clone() as Arc<dyn OpenDataStores>);
+    let open = run_until(open, is_copied).await;
+    assert!(!open.tiers.status().is_short);
+    *stores.free.lock() = 10;
+    write(&open, 200).await;
+    let copied = open.tiers.status().copied.segment_count;
+    let is_copied = |status: &TiersStatus| {
+        status.is_short && status.copied.segment_count > copied && status.to_copy.segment_count == 0
+    };
+    let open = run_until(open, is_copied).await;
+    let status = open.tiers.status();
+    assert_eq!((status.to_drop.segment_count, status.dropped.segment_count), (0, 0), "{status:?}");
+    // Between the marks it lasts.
+    *stores.free.lock() = 24;
+    write(&open, 300).await;
+    let copied = status.copied.segment_count;
+    let open = run_until(open, |status| status.copied.segment_count > copied).await;
+    assert!(open.tiers.status().is_short);
+    *stores.free.lock() = 26;
+    let open = run_until(open, |status| !status.is_short).await;
+    read(&open, 300).await.unwrap();
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn object_store_that_takes_nothing_shows_in_the_status_and_is_tried_again() {
     let place = Place::new("2+1", 3).with_tiers("both");
     let open = place.open().await.unwrap();
@@ -109,7 +202,8 @@ async fn segments_that_cannot_be_moved_do_not_keep_others_from_it() {
         write(&open, from).await;
     }
     let policy = stores_of(&open).status().policy;
-    let numbers = open.pool.tier().tier_plan(policy).await.unwrap().copy;
+    let plan = open.pool.tier().tier_plan(policy, TierRoom::default()).await.unwrap();
+    let numbers = plan.copy;
     assert!(numbers.len() > 6, "{numbers:?}");
     // The first four have lost all fragments.
     let lost = &numbers[..4];

@@ -7,7 +7,7 @@ use tiering::Finding;
 use tiering::rebuild::RebuildReport;
 use tiering::segment_store::ANY_LOSS;
 use tiering::testing::seed_bugs_of_tiers;
-use tiering::tiers::{TierOutcome, TierPlan, TierPolicy, TierStep, Tiers};
+use tiering::tiers::{TierOutcome, TierPlan, TierPolicy, TierRoom, TierStep, Tiers};
 use tiering::{ExtentContent, LogSource, OwnerCheck, Tier, TierOptions, Window, WindowExtent};
 
 const VOLUME: VolumeId = VolumeId(1);
@@ -120,7 +120,11 @@ impl Pool {
     }
 
     async fn plan(&self, policy: TierPolicy) -> TierPlan {
-        self.tier.tier_plan(policy).await.expect("the metadata answer")
+        self.plan_with(policy, TierRoom::default()).await
+    }
+
+    async fn plan_with(&self, policy: TierPolicy, room: TierRoom) -> TierPlan {
+        self.tier.tier_plan(policy, room).await.expect("the metadata answer")
     }
 
     async fn step(&self, number: u64, step: TierStep) -> TierOutcome {
@@ -211,6 +215,70 @@ async fn segment_is_copied_and_dropped_when_cold_and_brought_back_when_hot() {
     assert_eq!(pool.step(number, TierStep::Copy).await, TierOutcome::Needless);
     assert_eq!(pool.step(number, TierStep::BringBack).await, TierOutcome::Needless);
     assert_eq!(pool.step(number + 7, TierStep::Drop).await, TierOutcome::Needless);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn segments_read_longest_ago_are_dropped_before_they_are_cold_while_room_is_short() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let pool = Pool::new("2+1", 3, Tiers::Both).await;
+    let mut numbers = Vec::new();
+    for lsn in 1..=3 {
+        pool.write(lsn, (lsn - 1) << 20).await;
+        numbers.push(pool.copied().await);
+    }
+    // The fourth one is not copied.
+    pool.write(4, 3 << 20).await;
+    let uncopied = pool.plan(BOTH).await.copy;
+    pool.world.clock.advance(10 * MINUTE);
+    pool.read(0, 4096).await.expect("it is there");
+    pool.world.clock.advance(10 * MINUTE);
+    pool.read(2 << 20, 4096).await.expect("it is there");
+    pool.world.clock.advance(5 * MINUTE);
+    // The first was read 15 minutes ago, the second written 25 minutes ago, and the third read 5 minutes ago.
+    let wants = |wanted_bytes| TierRoom { wanted_bytes, spare_bytes: 0 };
+    assert_eq!(pool.plan_with(BOTH, wants(0)).await.drop, [] as [u64; 0]);
+    assert_eq!(pool.plan_with(BOTH, wants(1)).await.drop, [numbers[1]]);
+    let plan = pool.plan_with(BOTH, wants(u64::MAX)).await;
+    assert_eq!(plan.drop, [numbers[1], numbers[0]], "the third stays, as does the fourth");
+    assert_eq!((plan.copy, plan.to_drop.segment_count), (uncopied, 2));
+    // What was dropped counts until the stores have told their room without it.
+    let TierOutcome::Done(bytes) = pool.step(numbers[1], TierStep::Drop).await else {
+        panic!("it was copied");
+    };
+    assert_eq!(pool.tier.leaving_bytes(), bytes);
+    pool.world.clock.advance(STAY);
+    pool.plan(BOTH).await;
+    assert_eq!(pool.tier.leaving_bytes(), bytes, "the fragments were just deleted");
+    pool.world.clock.advance(STAY);
+    assert_eq!(pool.tier.leaving_bytes(), 0);
+    // Cold ones leave first, and count.
+    pool.world.clock.advance(HOUR - 15 * MINUTE - STAY);
+    let cold = pool.plan(BOTH).await;
+    assert_eq!(cold.drop, [numbers[0]]);
+    assert_eq!(pool.plan_with(BOTH, wants(1)).await, cold);
+    assert_eq!(pool.plan_with(BOTH, wants(u64::MAX)).await.drop, [numbers[0], numbers[2]]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hot_segment_is_brought_back_only_while_there_is_room() {
+    let pool = Pool::new("2+1", 3, Tiers::Both).await;
+    let bytes = pool.write(1, 0).await;
+    let number = pool.dropped().await;
+    pool.world.clock.advance(STAY);
+    pool.plan(BOTH).await;
+    for _ in 0..4 {
+        assert_eq!(pool.read(0, bytes.len()).await.expect("the object is there"), bytes);
+    }
+    let plan = pool.plan(BOTH).await;
+    assert_eq!(plan.bring_back, [number]);
+    let has = |spare_bytes| TierRoom { wanted_bytes: 0, spare_bytes };
+    let too_little = plan.to_bring_back.bytes - 1;
+    assert_eq!(pool.plan_with(BOTH, has(too_little)).await, TierPlan::default());
+    assert_eq!(pool.plan_with(BOTH, has(too_little + 1)).await, plan);
+    assert!(matches!(pool.step(number, TierStep::BringBack).await, TierOutcome::Done(_)));
+    // It does not leave at once if others have taken the room.
+    let wants_all = TierRoom { wanted_bytes: u64::MAX, spare_bytes: 0 };
+    assert_eq!(pool.plan_with(BOTH, wants_all).await, TierPlan::default());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
