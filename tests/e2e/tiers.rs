@@ -15,7 +15,10 @@ use tests::seed::seeds;
 
 fn tiered(tiers: &str, urls: &[String]) -> String {
     let text = settings("2+1", urls);
-    text.replace("[data]\n", &format!("[data]\ntiers = \"{tiers}\"\ncold_after = \"10s\"\n"))
+    text.replace(
+        "[data]\n",
+        &format!("[data]\ntiers = \"{tiers}\"\ncold_after = \"10s\"\nfree_min = 0\n"),
+    )
 }
 
 /// The state of the job.

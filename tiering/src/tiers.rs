@@ -69,6 +69,8 @@ pub struct TierPolicy {
     pub tiers: Tiers,
     /// One that was not read for this long is cold. Counted is the time for which the pool is open.
     pub cold_after: Duration,
+    /// Hundredths of the data stores that are to stay free: below, segments are dropped before they are cold.
+    pub free_min: u8,
 }
 
 /// The room of the data stores, as far as it decides which segments leave them or come back: in bytes of segments.

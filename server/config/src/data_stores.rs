@@ -14,6 +14,9 @@ use tiering::tiers::{TierPolicy, Tiers};
 /// Most data stores of a pool. Chosen by hand: each is looked at every few seconds.
 pub const DATA_STORE_COUNT_MAX: usize = 256;
 
+/// Most hundredths of the data stores that may be kept free. Chosen by hand.
+const FREE_MIN_MAX: u8 = 90;
+
 /// `[data]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -28,6 +31,7 @@ pub struct DataSettings {
     #[serde(serialize_with = "tiers_name", deserialize_with = "tiers_named")]
     pub tiers: Tiers,
     pub cold_after: Span,
+    pub free_min: u8,
     pub lost_after: Span,
 }
 
@@ -48,6 +52,7 @@ impl Default for DataSettings {
             stores: Vec::new(),
             tiers: Tiers::DataStores,
             cold_after: Span::from_secs(7 * 86_400),
+            free_min: 20,
             lost_after: Span::from_secs(15 * 60),
         }
     }
@@ -161,7 +166,8 @@ impl DataSettings {
     /// Where the segments are to be.
     #[must_use]
     pub fn policy(&self) -> TierPolicy {
-        TierPolicy { tiers: self.tiers, cold_after: self.cold_after.duration() }
+        let DataSettings { tiers, free_min, .. } = *self;
+        TierPolicy { tiers, cold_after: self.cold_after.duration(), free_min }
     }
 
     pub(super) fn check(&self) -> Result<()> {
@@ -169,6 +175,12 @@ impl DataSettings {
             return Err(invalid(format!(
                 "data.cold_after {}: must be from 10s to 365d",
                 self.cold_after
+            )));
+        }
+        if self.free_min > FREE_MIN_MAX {
+            return Err(invalid(format!(
+                "data.free_min {}: must be from 0 to {FREE_MIN_MAX}",
+                self.free_min
             )));
         }
         if !(Span::from_secs(1)..=Span::from_secs(30 * 86_400)).contains(&self.lost_after) {

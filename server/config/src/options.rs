@@ -158,6 +158,15 @@ pub const OPTIONS: &[OptionDoc] = &[
          while they have little room. Time without a daemon does not count.",
     ),
     row(
+        "data.free_min",
+        "number",
+        "0 to 90",
+        "20",
+        "",
+        "With tiers \"both\", hundredths of the data stores below which segments are dropped before they are cold. 0: \
+         never.",
+    ),
+    row(
         "data.lost_after",
         "duration",
         "1s to 30d",

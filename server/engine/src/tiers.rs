@@ -328,7 +328,7 @@ mod tests {
             fragment_count: 3,
             parity_count: 1,
             stores: vec![store(1, 60), store(2, 60), store(3, percent)],
-            policy: TierPolicy { tiers: Tiers::Both, ..TierPolicy::default() },
+            policy: TierPolicy { tiers: Tiers::Both, free_min: 20, ..TierPolicy::default() },
             ..DataStoresStatus::default()
         }
     }

@@ -14,10 +14,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use tiering::tiers::{TierRoom, Tiers};
 
-/// Hundredths of the data stores below which room is short, and from which it is not any more. Chosen by hand: stores
-/// get their whole share of new fragments while a quarter is free, and room is left for the writes of some minutes.
-const LOW: u64 = 20;
-const HIGH: u64 = 25;
+/// Hundredths of the data stores by which more are free once room is not short any more. Chosen by hand: room for the
+/// writes of some minutes.
+const STEP: u64 = 5;
 
 /// The room of the data stores, in bytes of segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +37,8 @@ impl MeasuredRoom {
     /// Measures the room. `leaving_bytes`: bytes of the segments that were dropped, and whose fragments are still
     /// there.
     pub(super) fn of(status: &DataStoresStatus, leaving_bytes: u64) -> MeasuredRoom {
-        if status.policy.tiers != Tiers::Both {
+        let low = u64::from(status.policy.free_min);
+        if status.policy.tiers != Tiers::Both || low == 0 {
             return MeasuredRoom::UNKNOWN;
         }
         let domains = domains(status);
@@ -56,10 +56,10 @@ impl MeasuredRoom {
         // Those that are not known are the best ones.
         let unknown_count = domain_count - known.len() as u64;
         known.truncate(needed_count.saturating_sub(unknown_count) as usize);
-        let wanted = known.iter().map(|domain| domain.below(HIGH)).max().unwrap_or(0);
-        let spare = known.iter().map(DomainRoom::above_low).min().unwrap_or(u64::MAX);
+        let wanted = known.iter().map(|domain| domain.below(low + STEP)).max().unwrap_or(0);
+        let spare = known.iter().map(|domain| domain.above(low)).min().unwrap_or(u64::MAX);
         MeasuredRoom {
-            is_low: known.iter().any(|domain| domain.below(LOW) > 0),
+            is_low: known.iter().any(|domain| domain.below(low) > 0),
             wanted_bytes: wanted.saturating_mul(data_count * domain_count) / needed_count,
             spare_bytes: spare.saturating_mul(data_count),
         }
@@ -98,9 +98,9 @@ impl DomainRoom {
         (self.total_bytes / 100 * percent).saturating_sub(self.accounted_bytes())
     }
 
-    /// Bytes that are free now, beyond the part below which room is short.
-    fn above_low(&self) -> u64 {
-        self.free_bytes.saturating_sub(self.total_bytes / 100 * LOW)
+    /// Bytes that are free now beyond so many hundredths.
+    fn above(&self, percent: u64) -> u64 {
+        self.free_bytes.saturating_sub(self.total_bytes / 100 * percent)
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
             fragment_count: 3,
             parity_count: 1,
             stores: (1..).zip(free).map(store).collect(),
-            policy: TierPolicy { tiers: Tiers::Both, ..TierPolicy::default() },
+            policy: TierPolicy { tiers: Tiers::Both, free_min: 20, ..TierPolicy::default() },
             ..DataStoresStatus::default()
         }
     }
@@ -215,5 +215,8 @@ mod tests {
             status.policy.tiers = tiers;
             assert_eq!(MeasuredRoom::of(&status, 0), MeasuredRoom::UNKNOWN);
         }
+        let mut status = stores(&[Some(1), Some(1), Some(1)]);
+        status.policy.free_min = 0;
+        assert_eq!(MeasuredRoom::of(&status, 0), MeasuredRoom::UNKNOWN, "it was not asked for");
     }
 }

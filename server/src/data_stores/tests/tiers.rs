@@ -104,7 +104,7 @@ async fn run_until(open: OpenPool, is_so: impl Fn(&TiersStatus) -> bool) -> Open
 
 /// Drops everything, as if it were cold.
 async fn drop_all(open: &OpenPool) -> usize {
-    let policy = TierPolicy { tiers: Tiers::Both, cold_after: Duration::ZERO };
+    let policy = TierPolicy { tiers: Tiers::Both, cold_after: Duration::ZERO, free_min: 0 };
     let plan = open.pool.tier().tier_plan(policy, TierRoom::default()).await.unwrap();
     assert!(plan.copy.is_empty(), "{plan:?}");
     for number in &plan.drop {

@@ -14,7 +14,7 @@ const VOLUME: VolumeId = VolumeId(1);
 const HOUR: Duration = Duration::from_secs(3600);
 /// Longer than fragments that have moved stay.
 const STAY: Duration = Duration::from_secs(151);
-const BOTH: TierPolicy = TierPolicy { tiers: Tiers::Both, cold_after: HOUR };
+const BOTH: TierPolicy = TierPolicy { tiers: Tiers::Both, cold_after: HOUR, free_min: 0 };
 
 struct Payloads;
 
