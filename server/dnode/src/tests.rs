@@ -256,7 +256,7 @@ async fn requests_run_side_by_side_and_a_dropped_one_disturbs_no_other() {
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
     }
-    assert_eq!(world.owner.connection_count(world.node().node_id()), 2, "one for each kind");
+    assert_eq!(world.owner.connection_count(world.node().node_id()), 3, "one for each kind");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
