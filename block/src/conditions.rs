@@ -63,7 +63,8 @@ kinds! {
     ObjectUndeletable = "object-undeletable",
     /// An object that the metadata names is not in the store; subject: the object.
     ObjectMissing = "object-missing",
-    /// A data store does not answer, or does not take fragments; subject: its URL.
+    /// A data store does not answer, or does not take fragments, or a drive of the media group cannot be added; subject:
+    /// its URL.
     DataStoreAway = "data-store-away",
     /// A data store has been far slower than the others for a while; subject: its URL.
     DataStoreSlow = "data-store-slow",

@@ -20,7 +20,7 @@ use block::conditions::Report;
 use block::seal::PoolKey;
 use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use changes::Newest;
-use config::{Config, DataSettings, DriveUrl};
+use config::{Config, DataSettings, DataStoreSettings, DriveUrl};
 use control::manifest::Ownership;
 use control::store::Store;
 use datanode::{CodedOptions, CodedSegments, Scheme, StoreId};
@@ -174,11 +174,27 @@ impl ConfiguredStores {
         for entry in &mut list.stores {
             if let Some(earlier) = known.iter().find(|earlier| earlier.number == entry.number) {
                 (entry.is_draining, entry.is_added) = (earlier.is_draining, earlier.is_added);
+                self.keep_domain(entry, earlier);
             }
         }
         // The order of their numbers, so that the same stores are the same list.
         list.stores.sort_unstable_by_key(|entry| entry.number);
         Ok(list)
+    }
+
+    /// Lets a drive of a data node keep its failure domain unless the configuration names one: its node may have told
+    /// it. Only with a media group, in which the node tells it again soon.
+    fn keep_domain(&self, entry: &mut StoreEntry, earlier: &StoreEntry) {
+        let is_explicit =
+            |store: &DataStoreSettings| store.url == entry.url && store.domain.is_some();
+        let is_of_node = self.settings.group.is_some()
+            && entry.url == earlier.url
+            && DriveUrl::parse(&entry.url).is_ok_and(|url| url.is_some())
+            && !self.settings.stores.iter().any(is_explicit);
+        if is_of_node {
+            entry.domain.clone_from(&earlier.domain);
+            entry.is_domain_given = earlier.is_domain_given;
+        }
     }
 }
 
@@ -204,6 +220,8 @@ struct OpenedStores {
     opener: Opener,
     /// The configuration names the pool's data stores, so that one that it does not name may leave.
     is_configured: bool,
+    /// URLs of the stores that the configuration names.
+    configured: BTreeSet<String>,
     /// Present for the owner of a pool that has one.
     group: Option<MediaGroup>,
     /// Where the segments are to be.
@@ -244,13 +262,16 @@ impl ConfiguredStores {
             owner: owner.clone(),
             newest: tokio::sync::Mutex::new(Newest { number, is_unsure: false }),
         });
+        let segments = CodedSegments::new(options);
+        segments.set_rebalancing(list.is_rebalancing);
         Ok(OpenedStores {
-            segments: Arc::new(CodedSegments::new(options)),
+            segments: Arc::new(segments),
             list: Mutex::new(list),
             writer,
             places: Mutex::new(places),
             opener,
             is_configured: self.settings.scheme().is_some(),
+            configured: self.settings.stores.iter().map(|store| store.url.clone()).collect(),
             group: asked.owner.and_then(|_| MediaGroup::of(&self.settings)),
             policy: self.settings.policy(),
             conditions: asked.conditions.clone(),
@@ -357,6 +378,7 @@ impl OpenDataStores for OpenedStores {
                 is_leaving: entry.is_leaving,
                 is_draining: entry.is_draining,
                 is_added: entry.is_added,
+                is_configured: self.configured.contains(&entry.url),
                 failure: state.and_then(|state| state.failure.clone()),
                 is_lost: state.is_some_and(|state| state.is_lost),
                 is_readable: state.is_some_and(|state| state.is_readable),
@@ -372,6 +394,7 @@ impl OpenDataStores for OpenedStores {
         DataStoresStatus {
             scheme: list.scheme.clone(),
             is_rebalancing: list.is_rebalancing,
+            group: self.group.as_ref().map(|group| group.name.clone()),
             policy: self.policy,
             fragment_count: scheme.fragments(),
             written_min: scheme.written_min(),

@@ -88,6 +88,9 @@ pub struct StatusInfo {
 pub struct DataStoresInfo {
     /// Scheme of new segments, such as `4+2`: numbers of data and parity fragments.
     pub scheme: String,
+    /// The media group of the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// The stores.
     pub stores: Vec<DataStoreInfo>,
     /// Requests for ranges of fragments since the start.
@@ -312,6 +315,9 @@ pub struct DataStoreInfo {
     /// `data replace` or its media group has added it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_added: bool,
+    /// The configuration of the owner names it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_configured: bool,
     /// It is draining or leaving, and no segment needs it any more, as the last walk has found.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_empty: bool,

@@ -459,6 +459,17 @@ impl AdmissionList {
         &self.removed
     }
 
+    /// Returns the names and the ids of the removed nodes.
+    #[must_use]
+    pub fn removed_names(&self) -> BTreeSet<String> {
+        let of_removed = self.records.values().filter(|it| self.removed.contains(&it.node));
+        let named = of_removed.filter_map(|record| match &record.statement {
+            Statement::Admission { name, .. } => Some(name.clone()),
+            Statement::Removal { .. } => None,
+        });
+        named.chain(self.removed.iter().map(NodeId::to_string)).collect()
+    }
+
     /// Returns the node with exactly this certificate, if it is admitted.
     #[must_use]
     pub fn node_with(&self, certificate: &[u8]) -> Option<&Node> {

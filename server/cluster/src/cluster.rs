@@ -22,7 +22,7 @@ use async_trait::async_trait;
 use block::env::{Clock, Random};
 use block::{Error, ErrorKind, Result};
 use parking_lot::RwLock;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -196,6 +196,12 @@ impl Cluster {
     #[must_use]
     pub fn nodes(&self) -> Vec<Node> {
         self.0.membership.list().nodes().values().cloned().collect()
+    }
+
+    /// Returns the names and the ids of the nodes that were removed. A node that is admitted may have the name of one.
+    #[must_use]
+    pub fn removed_names(&self) -> BTreeSet<String> {
+        self.0.membership.list().removed_names()
     }
 
     /// Returns the zone of a node; `None` without one, or without such a node.

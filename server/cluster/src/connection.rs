@@ -223,6 +223,12 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
+    /// Refuses payloads longer than this from now on, where the caller knows that its peer sends none. The bound of the
+    /// service holds, too.
+    pub fn limit(&mut self, payload_bytes_max: u32) {
+        self.max = self.max.min(payload_bytes_max);
+    }
+
     /// Reads the next frame; `None` once the peer has closed its direction between two frames.
     /// Dropping the call before it returns makes the connection unusable.
     ///

@@ -4,12 +4,12 @@
 //! - A program that hangs is ended and reaped after a limited time, and of its output a limited part is read.
 //! - One question for a directory is under way at a time: a disk that hangs keeps one task.
 //! - That nothing is known is no error, and changes nothing: `smartctl` may not be installed, and virtual disks have no
-//!   wear.
+//!   wear. A disk that does not answer keeps its last verdict while it is below the directory.
 
 use crate::wear::Wear;
 use block::env::Clock;
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -93,8 +93,8 @@ impl Smart {
         }
     }
 
-    /// Asks all disks below a directory. Returns those that have answered, by their names.
-    async fn wear_below(&self, dir: PathBuf) -> Vec<(String, Wear)> {
+    /// Asks all disks below a directory. Returns them by their names, with the answers of those that have answered.
+    async fn wear_below(&self, dir: PathBuf) -> Vec<(String, Option<Wear>)> {
         let this = self.clone();
         let disks = tokio::task::spawn_blocking(move || {
             let found = std::fs::metadata(dir).ok();
@@ -102,9 +102,8 @@ impl Smart {
         });
         let mut found = Vec::new();
         for disk in disks.await.unwrap_or_default() {
-            if let Some(wear) = self.ask(&disk).await {
-                found.push((disk, wear));
-            }
+            let wear = self.ask(&disk).await;
+            found.push((disk, wear));
         }
         found
     }
@@ -122,19 +121,31 @@ pub struct WearWatch {
 struct State {
     asked_at: Option<Instant>,
     is_asking: bool,
-    /// Why a disk should be replaced.
-    why: Option<String>,
+    /// The disks that should be replaced, as each has answered last, and why.
+    worn: BTreeMap<String, String>,
 }
 
 impl State {
-    /// Notes the disks that have answered; with none, nothing is known, and what was known stays.
-    fn note(&mut self, found: &[(String, Wear)]) {
+    /// Notes the disks that were found, and their answers. What was known of a disk that did not answer stays, and so
+    /// does everything if no disk was found.
+    fn note(&mut self, found: Vec<(String, Option<Wear>)>) {
         if found.is_empty() {
             return;
         }
-        let worn = found.iter().filter_map(|(disk, wear)| Some((disk, wear.why.as_ref()?)));
-        let reasons: Vec<String> = worn.map(|(disk, why)| format!("{disk}: {why}")).collect();
-        self.why = (!reasons.is_empty()).then(|| reasons.join("; "));
+        self.worn.retain(|disk, _| found.iter().any(|(present, _)| present == disk));
+        for (disk, wear) in found {
+            match wear {
+                Some(Wear { why: Some(why), .. }) => drop(self.worn.insert(disk, why)),
+                Some(Wear { why: None, .. }) => drop(self.worn.remove(&disk)),
+                None => {}
+            }
+        }
+    }
+
+    fn why(&self) -> Option<String> {
+        let reasons = self.worn.iter().map(|(disk, why)| format!("{disk}: {why}"));
+        let reasons: Vec<String> = reasons.collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 }
 
@@ -165,7 +176,7 @@ impl WearWatch {
         tokio::spawn(async move {
             let found = smart.wear_below(dir).await;
             let mut state = state.lock();
-            state.note(&found);
+            state.note(found);
             state.is_asking = false;
         });
     }
@@ -173,13 +184,13 @@ impl WearWatch {
     /// Why a disk below the directory should be replaced; absent if none is known to need it.
     #[must_use]
     pub fn why(&self) -> Option<String> {
-        self.state.lock().why.clone()
+        self.state.lock().why()
     }
 
     /// Notes the answer of a disk.
     #[cfg(test)]
     pub(crate) fn note(&self, disk: &str, wear: Wear) {
-        self.state.lock().note(&[(disk.to_owned(), wear)]);
+        self.state.lock().note(vec![(disk.to_owned(), Some(wear))]);
     }
 }
 

@@ -154,6 +154,8 @@ pub struct DataStoresStatus {
     pub stores: Vec<DataStoreStatus>,
     /// Fragments are to be moved to where they would be if their segments were written now.
     pub is_rebalancing: bool,
+    /// The media group of the pool, for its owner.
+    pub group: Option<String>,
     /// Where the segments are to be.
     pub policy: TierPolicy,
     /// Requests for ranges of fragments.
@@ -193,6 +195,8 @@ pub struct DataStoreStatus {
     pub is_draining: bool,
     /// A command or the media group has added it.
     pub is_added: bool,
+    /// The configuration names it.
+    pub is_configured: bool,
     /// The cause of its last failure, while it fails.
     pub failure: Option<String>,
     /// It has been away for so long that its fragments are rebuilt elsewhere.

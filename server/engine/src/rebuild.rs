@@ -100,8 +100,8 @@ pub struct RebuildState {
     failed_check: Mutex<Option<(Instant, Vec<StoreSeen>)>>,
 }
 
-/// Whether a store fails, is lost, and is to be empty.
-type StoreSeen = (bool, bool, bool);
+/// Whether a store fails, is lost, and is to be empty; and its failure domain.
+type StoreSeen = (bool, bool, bool, String);
 
 impl RebuildState {
     /// Returns the state.
@@ -112,11 +112,12 @@ impl RebuildState {
 }
 
 /// What decides whether a walk finds something else than the last one: for each store whether it fails, is lost and is
-/// to be empty, and the number of fragments that were not written.
+/// to be empty, and its failure domain; and the number of fragments that were not written.
 pub(crate) fn seen(stores: &dyn OpenDataStores) -> (Vec<StoreSeen>, u64) {
     let status = stores.status();
     let states = status.stores.iter().map(|store| {
-        (store.failure.is_some(), store.is_lost, store.is_draining || store.is_leaving)
+        let is_emptying = store.is_draining || store.is_leaving;
+        (store.failure.is_some(), store.is_lost, is_emptying, store.domain.clone())
     });
     (states.collect(), status.missing_write_count)
 }

@@ -86,7 +86,9 @@ impl OpenedStores {
         }
         for entry in &list.stores {
             self.segments.set_weight(StoreId(entry.number), entry.present_weight());
+            self.segments.set_domain(StoreId(entry.number), &entry.domain);
         }
+        self.segments.set_rebalancing(list.is_rebalancing);
         *self.list.lock() = list;
         self.show_few();
         Ok(())
@@ -123,7 +125,7 @@ impl OpenedStores {
     }
 
     /// Numbers of the stores that fail now.
-    fn failing(&self) -> BTreeSet<u32> {
+    pub(super) fn failing(&self) -> BTreeSet<u32> {
         let states = self.segments.states().into_iter();
         states.filter(|state| state.failure.is_some()).map(|state| state.info.id.0).collect()
     }
@@ -147,28 +149,28 @@ impl OpenedStores {
             return Err(in_use(twin));
         }
         let old = &list.stores[at];
-        // The new one takes its place: in a rack, for instance.
+        // The new one takes its place: in a rack, for instance. What the node of the old one has told is not said of the
+        // new one for good: its own node may tell otherwise.
+        let is_domain_given = settings.domain.is_some() || self.is_domain_given(old);
         let old_settings =
             settings_of(&NewDataStore { url: old.url.clone(), ..NewDataStore::default() });
         if settings.domain.is_none() && old.domain != old_settings.domain() {
             settings.domain = Some(old.domain.clone());
         }
+        let is_domain_given = is_domain_given && settings.domain.is_some();
         let failing = self.failing();
         let (before, old_number) = (list.clone(), old.number);
         list.stores[at].is_draining = true;
         // Before anything is written to the place.
-        let mut then = list.clone();
-        then.stores.push(entry_of(&settings, 0, ""));
+        let then = with_added(&list, entry_of(&settings, 0, ""))?;
         check_domains(&before, &then, &failing, self.segments.scheme())?;
         let entry = self.added(&settings, &list, old_number).await?;
+        let entry = StoreEntry { is_domain_given, ..entry };
         let opened = self.opener.open_store(&entry)?;
         let added = entry.number;
         list.stores.retain(|known| known.number != added);
         list.stores.push(entry);
         list.stores.sort_unstable_by_key(|entry| entry.number);
-        if list.stores.iter().filter(|entry| !entry.is_leaving).count() > DATA_STORE_COUNT_MAX {
-            return Err(invalid(format!("a pool has {DATA_STORE_COUNT_MAX} at most")));
-        }
         let (store, place) = opened;
         // The list names a store before it gets a fragment.
         self.commit(writer, &mut newest, list).await?;
@@ -177,6 +179,11 @@ impl OpenedStores {
         places.retain(|known| known.url() != place.url());
         places.push(place);
         Ok(())
+    }
+
+    /// Whether the configuration or a command has named the failure domain of a store, and not its node.
+    fn is_domain_given(&self, entry: &StoreEntry) -> bool {
+        entry.is_domain_given || self.group.as_ref().is_none_or(|group| group.is_explicit(entry))
     }
 
     /// The entry of a place that is added, which becomes a data store unless it is one.
@@ -210,6 +217,23 @@ impl OpenedStores {
             return Err(in_use(&entry));
         }
         Ok(StoreEntry { is_added: true, ..entry })
+    }
+}
+
+/// The list with a store that is added, in place of one of its URL.
+///
+/// # Errors
+/// `Invalid` if it has too many then that take new fragments.
+fn with_added(list: &List, entry: StoreEntry) -> Result<List> {
+    let mut then = list.clone();
+    then.stores.retain(|known| known.url != entry.url);
+    then.stores.push(entry);
+    match then.in_use_count() > DATA_STORE_COUNT_MAX {
+        true => {
+            let what = format!("{DATA_STORE_COUNT_MAX} at most take new fragments; drain another");
+            Err(invalid(what))
+        }
+        false => Ok(then),
     }
 }
 
@@ -275,4 +299,31 @@ fn settings_of(new: &NewDataStore) -> DataStoreSettings {
 
 fn invalid(why: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Invalid, format!("change the data stores: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(number: u32) -> StoreEntry {
+        let url = format!("/mnt/{number}");
+        let settings = settings_of(&NewDataStore { url, ..NewDataStore::default() });
+        entry_of(&settings, number, "")
+    }
+
+    #[test]
+    fn store_is_replaced_in_a_pool_that_has_all_that_it_may_have() {
+        let stores: Vec<StoreEntry> = (1..=256).map(entry).collect();
+        let mut list = List { scheme: "1+1".to_owned(), stores, is_rebalancing: false };
+        let refused = with_added(&list, entry(300)).unwrap_err().chain();
+        assert!(refused.contains("256 at most"), "{refused}");
+        list.stores[7].is_draining = true;
+        let then = with_added(&list, entry(300)).expect("the old one takes nothing");
+        assert_eq!((then.stores.len(), then.in_use_count()), (257, 256));
+        // The answer to an earlier attempt was lost.
+        let again = with_added(&then, entry(300)).expect("it is the same one");
+        assert_eq!(again.in_use_count(), 256);
+        list.stores[8].is_leaving = true;
+        assert!(with_added(&list, entry(301)).is_ok());
+    }
 }

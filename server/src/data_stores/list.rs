@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use uuid::Uuid;
 
-/// Feature of a document with fields that commands have set: [`StoreEntry::is_draining`], [`StoreEntry::is_added`] and
-/// [`List::is_rebalancing`]. A program that does not know them would write to stores that are drained, and drop added
-/// ones. Format: docs/format.md.
+/// Feature of a document with fields that commands have set: [`StoreEntry::is_draining`], [`StoreEntry::is_added`],
+/// [`StoreEntry::is_domain_given`] and [`List::is_rebalancing`]. A program that does not know them would write to stores
+/// that are drained, and drop added ones. Format: docs/format.md.
 const FEATURE_COMMANDS: u64 = 1;
 /// Documents kept for inspection.
 const KEEP_COUNT: usize = 3;
@@ -63,6 +63,9 @@ pub(super) struct StoreEntry {
     /// A command or the media group has added it: it stays without being configured.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_added: bool,
+    /// A command has named its failure domain, which its node does not change.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_domain_given: bool,
 }
 
 impl StoreEntry {
@@ -87,6 +90,11 @@ impl List {
         })
     }
 
+    /// Number of stores that take new fragments, of which a pool has a limited number.
+    pub(super) fn in_use_count(&self) -> usize {
+        self.stores.iter().filter(|entry| entry.present_weight() > 0).count()
+    }
+
     /// Number of failure domains with a store that takes new fragments.
     pub(super) fn domain_count(&self) -> usize {
         self.domain_count_without(&BTreeSet::new())
@@ -103,7 +111,8 @@ impl List {
 
     /// The format of its document.
     pub(super) fn format(&self) -> Format {
-        let of_command = |entry: &StoreEntry| entry.is_draining || entry.is_added;
+        let of_command =
+            |entry: &StoreEntry| entry.is_draining || entry.is_added || entry.is_domain_given;
         match self.is_rebalancing || self.stores.iter().any(of_command) {
             true => Format::with_incompatible(FEATURE_COMMANDS),
             false => Format::CURRENT,

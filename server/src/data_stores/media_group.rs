@@ -3,16 +3,21 @@
 //!
 //! Invariants:
 //! - A drive that the list has does not leave because it was not found: its node may be away.
-//! - A drained drive stays in the list, and drained, until its node says that it is not in the group, or the cluster
-//!   has no such node. So it never comes back by itself.
+//! - A drained drive stays in the list, and drained, until its node says that it is not in the group, or was removed
+//!   from the cluster. So it never comes back by itself, also if this node does not know the other one yet.
+//! - A failure domain that nodes report counts at once, for fragments that are stored already, too. One that the
+//!   configuration or a command names comes first.
+//! - Of two drives with one identity, neither is added, and none takes the place of a store that works.
 //! - All nodes are asked at once, [`ASKED_MAX`] at a time at most, and each has [`ANSWER_MAX`] to answer.
-//! - An opening waits for the nodes only if something depends on their answers: the list is made, or a store leaves.
+//! - An opening waits for nodes only if something depends on their answers: for all if the list is made, otherwise for
+//!   those of stores that would leave, and for [`DECISION_MAX`] only. The job adds drives later.
 
 use super::identity;
 use super::list::{List, StoreEntry};
 use super::opener::{Opener, entry_of};
 use super::{ConfiguredStores, OpenedStores};
-use block::{Error, ErrorKind, Result};
+use block::conditions::Report;
+use block::{ConditionKind, Conditions, Error, ErrorKind, Result};
 use cluster::{Cluster, Node, NodeId};
 use config::{DATA_STORE_COUNT_MAX, DataSettings, DataStoreSettings, DriveUrl};
 use datanode::Scheme;
@@ -28,6 +33,9 @@ use tokio::time::timeout;
 const ASKED_MAX: usize = 256;
 /// Longest wait for the answer of a node. Chosen by hand: a person waits for the first opening.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// Longest wait for the answer of a node whose store would leave. Chosen by hand: a fail-over waits for it, and without
+/// an answer the store stays.
+const DECISION_MAX: Duration = Duration::from_secs(1);
 /// Shortest and longest pause between two rounds of questions. Chosen by hand: a node that has just joined starts to
 /// serve its drives within seconds.
 const PAUSE_MIN: Duration = Duration::from_secs(5);
@@ -95,10 +103,17 @@ struct Findings {
     silent: Vec<(NodeName, String)>,
     /// Nodes that serve no drives now.
     others: Vec<NodeName>,
+    /// Names and ids of the nodes that were removed from the cluster.
+    removed: BTreeSet<String>,
 }
 
-/// Asks all other nodes of the cluster for their drives.
-async fn ask(cluster: &Cluster, group: &str) -> Findings {
+/// Asks the other nodes of the cluster for their drives: those of these names or ids, or all. Each has `answer_max`.
+async fn ask(
+    cluster: &Cluster,
+    group: &str,
+    only: Option<&BTreeSet<String>>,
+    answer_max: Duration,
+) -> Findings {
     let nodes = cluster.nodes();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     nodes.iter().for_each(|node| *counts.entry(&node.name).or_default() += 1);
@@ -108,20 +123,22 @@ async fn ask(cluster: &Cluster, group: &str) -> Findings {
         is_ambiguous: counts.get(&*node.name).is_some_and(|count| *count > 1),
     };
     let others = nodes.iter().filter(|node| node.id != cluster.node_id());
-    let others: Vec<(NodeId, NodeName)> = others.map(|node| (node.id, name_of(node))).collect();
+    let mut others: Vec<(NodeId, NodeName)> = others.map(|node| (node.id, name_of(node))).collect();
+    others.retain(|(_, name)| only.is_none_or(|only| only.iter().any(|node| name.is(node))));
     let asked = others.into_iter().map(|(id, name)| {
         let cluster = cluster.clone();
         async move {
-            let answer = timeout(ANSWER_MAX, dnode::drives_of(&cluster, id)).await;
+            let answer = timeout(answer_max, dnode::drives_of(&cluster, id)).await;
             let answer = answer.unwrap_or_else(|_| {
-                let what = format!("no answer in {} s", ANSWER_MAX.as_secs());
+                let what = format!("no answer in {} s", answer_max.as_secs());
                 Err(Error::new(ErrorKind::Unavailable, what))
             });
             (name, answer)
         }
     });
     let answers: Vec<_> = futures::stream::iter(asked).buffer_unordered(ASKED_MAX).collect().await;
-    let mut findings = Findings { group: group.to_owned(), ..Findings::default() };
+    let removed = cluster.removed_names();
+    let mut findings = Findings { group: group.to_owned(), removed, ..Findings::default() };
     for (node, answer) in answers {
         match answer {
             Ok(offers) => {
@@ -153,23 +170,54 @@ impl Findings {
 
     fn membership(&self, url: &str) -> Membership {
         let Ok(Some(url)) = DriveUrl::parse(url) else { return Membership::Out };
-        match self.in_group().any(|drive| drive.is_at(&url)) {
-            true => Membership::In,
-            false if self.is_unknown(&url.node) => Membership::Unknown,
-            false => Membership::Out,
+        if self.in_group().any(|drive| drive.is_at(&url)) {
+            return Membership::In;
+        }
+        let has_answered = self.answered.iter().any(|node| node.is(&url.node));
+        // A node that this one does not know may have joined: the list of nodes may be an older one.
+        let has_said = has_answered || self.removed.contains(&url.node);
+        match has_said && !self.is_unknown(&url.node) {
+            true => Membership::Out,
+            false => Membership::Unknown,
         }
     }
 
-    /// The drives of the group that the list lacks, as many as it has room for.
-    fn unlisted(&self, list: &List) -> Vec<FoundDrive> {
+    /// Whether a node has said that it has the drive of a URL, in whichever group.
+    fn is_offered(&self, url: &str) -> bool {
+        let url = DriveUrl::parse(url).ok().flatten();
+        url.is_some_and(|url| self.drives.iter().any(|drive| drive.is_at(&url)))
+    }
+
+    /// The drives of the group that the list lacks.
+    fn lacking(&self, list: &List) -> Vec<&FoundDrive> {
         let known = list.stores.iter().filter_map(|entry| DriveUrl::parse(&entry.url).ok()?);
         let known: Vec<DriveUrl> = known.collect();
         let is_listed = |drive: &FoundDrive| {
             let mut of_node = known.iter().filter(|url| url.node == drive.node.in_urls());
             of_node.any(|url| drive.is_at(url))
         };
-        let room = DATA_STORE_COUNT_MAX.saturating_sub(in_use_count(list));
-        self.in_group().filter(|drive| !is_listed(drive)).take(room).cloned().collect()
+        self.in_group().filter(|drive| !is_listed(drive)).collect()
+    }
+
+    /// Another drive of the group with the same identity: one disk is a copy of the other.
+    fn twin_of(&self, drive: &FoundDrive) -> Option<&FoundDrive> {
+        self.in_group().find(|other| other.offer.id == drive.offer.id && *other != drive)
+    }
+
+    /// The drives of the group that the list lacks and that can be added, as many as it has room for.
+    fn unlisted(&self, list: &List) -> Vec<FoundDrive> {
+        let room = DATA_STORE_COUNT_MAX.saturating_sub(list.in_use_count());
+        let lacking = self.lacking(list).into_iter();
+        lacking.filter(|drive| self.twin_of(drive).is_none()).take(room).cloned().collect()
+    }
+
+    /// The drives of the group that the list lacks and that are not added, as another one has their identity.
+    fn doubles(&self, list: &List) -> Vec<(String, Error)> {
+        let double = |drive: &FoundDrive| {
+            let twin = self.twin_of(drive)?;
+            Some((drive.settings().url, same_as(&twin.settings().url)))
+        };
+        self.lacking(list).into_iter().filter_map(double).collect()
     }
 
     /// Lets stores stay that would leave as they are not configured, if they are in the group, or their nodes do not
@@ -187,14 +235,17 @@ impl Findings {
         }
     }
 
-    /// Gives the stores that are not configured the failure domains that their nodes report.
-    fn label(&self, list: &mut List, configured: &BTreeSet<String>) {
-        let is_ours = |entry: &&mut StoreEntry| entry.is_added && !configured.contains(&entry.url);
-        for entry in list.stores.iter_mut().filter(is_ours) {
+    /// Gives the stores the failure domains that their nodes report, or else that of the node, unless a command has
+    /// named another one, or the configuration has: `explicit` are the URLs of these.
+    fn label(&self, list: &mut List, explicit: &BTreeSet<String>) {
+        let is_of_node =
+            |entry: &&mut StoreEntry| !entry.is_domain_given && !explicit.contains(&entry.url);
+        for entry in list.stores.iter_mut().filter(is_of_node) {
             let Ok(Some(url)) = DriveUrl::parse(&entry.url) else { continue };
-            let found = self.in_group().find(|drive| drive.is_at(&url));
-            if let Some(domain) = found.and_then(|drive| drive.offer.domain.as_ref()) {
-                entry.domain.clone_from(domain);
+            let mut of_node = self.drives.iter().filter(|drive| drive.node.in_urls() == url.node);
+            if let Some(found) = of_node.find(|drive| drive.is_at(&url)) {
+                let settings = DataStoreSettings { url: entry.url.clone(), ..found.settings() };
+                settings.domain().clone_into(&mut entry.domain);
             }
         }
     }
@@ -239,33 +290,64 @@ fn shown(none: &str, some: &str, items: impl Iterator<Item = String>) -> String 
     }
 }
 
-fn in_use_count(list: &List) -> usize {
-    list.stores.iter().filter(|entry| !entry.is_leaving).count()
+/// The error for a drive that is not used, as the one of this URL is the same store.
+fn same_as(url: &str) -> Error {
+    let what = format!(
+        "it has the identity of {url}: one disk may be a copy of the other; empty the copy and mount it under another \
+         name, or take it out of the media group"
+    );
+    Error::new(ErrorKind::Invalid, what)
 }
 
-/// Puts the entries of found drives in the list. Returns the numbers of those that it did not have, and of those that
-/// are at another node now.
-fn admit(list: &mut List, entries: Vec<StoreEntry>) -> BTreeSet<u32> {
-    let mut changed = BTreeSet::new();
+/// URLs of the stores whose failure domains the configuration names.
+fn explicit_in(settings: &DataSettings) -> BTreeSet<String> {
+    let explicit = settings.stores.iter().filter(|store| store.domain.is_some());
+    explicit.map(|store| store.url.clone()).collect()
+}
+
+/// The nodes whose drives would leave the list.
+fn leaving_nodes(list: &List) -> BTreeSet<String> {
+    let leaving = list.stores.iter().filter(|entry| entry.is_leaving);
+    leaving.filter_map(|entry| Some(DriveUrl::parse(&entry.url).ok()??.node)).collect()
+}
+
+/// The outcome for the entries of found drives.
+#[derive(Debug, Default)]
+struct Admitted {
+    /// Numbers of the stores that the list did not have, and of those that are at another node now.
+    changed: BTreeSet<u32>,
+    /// Drives that are not used, and why.
+    refused: Vec<(String, Error)>,
+}
+
+/// Puts the entries of found drives in the list. `has_moved` says whether a store of the list is no longer in its place,
+/// so that it may be at another node.
+fn admit(
+    list: &mut List,
+    entries: Vec<StoreEntry>,
+    has_moved: impl Fn(&StoreEntry) -> bool,
+) -> Admitted {
+    let mut admitted = Admitted::default();
     for entry in entries {
-        let has_room = in_use_count(list) < DATA_STORE_COUNT_MAX;
+        let has_room = list.in_use_count() < DATA_STORE_COUNT_MAX;
         match list.stores.iter_mut().find(|known| known.number == entry.number) {
+            Some(known) if known.url == entry.url => {}
             // The configuration says where its own stores are.
-            Some(known) if known.is_added && known.id == entry.id && known.url != entry.url => {
-                changed.insert(entry.number);
-                known.is_leaving = false;
+            Some(known) if known.is_added && known.id == entry.id && has_moved(known) => {
+                admitted.changed.insert(entry.number);
+                (known.is_leaving, known.is_domain_given) = (false, false);
                 (known.url, known.domain) = (entry.url, entry.domain);
             }
-            Some(_) => {}
+            Some(known) => admitted.refused.push((entry.url, same_as(&known.url))),
             None if has_room => {
-                changed.insert(entry.number);
+                admitted.changed.insert(entry.number);
                 list.stores.push(StoreEntry { is_added: true, ..entry });
             }
             None => {}
         }
     }
     list.stores.sort_unstable_by_key(|entry| entry.number);
-    changed
+    admitted
 }
 
 /// Opens the places of found drives, and makes them data stores unless they are. Returns the entries, and the drives
@@ -317,25 +399,34 @@ impl ConfiguredStores {
     ) -> Result<()> {
         let Some(group) = &self.settings.group else { return Ok(()) };
         let cluster = opener.cluster(&format!("data.group {group}"))?;
-        // The job that watches the group asks soon. A node that is away must not delay a fail-over.
-        if found.is_some() && list.stores.iter().all(|entry| !entry.is_leaving) {
+        let explicit = explicit_in(&self.settings);
+        // The job that watches the group asks all nodes soon. A node that is away must not delay a fail-over.
+        if let Some(found) = found {
+            let nodes = leaving_nodes(list);
+            if !nodes.is_empty() {
+                let findings = ask(&cluster, group, Some(&nodes), DECISION_MAX).await;
+                findings.retain(list, &found.stores);
+                findings.label(list, &explicit);
+            }
             return Ok(());
         }
-        let findings = ask(&cluster, group).await;
-        let needed = match (found, self.settings.tiers) {
-            (Some(_), _) | (None, Tiers::ObjectStore) => 0,
-            (None, _) => scheme.fragments(),
+        let findings = ask(&cluster, group, None, ANSWER_MAX).await;
+        let needed = match self.settings.tiers {
+            Tiers::ObjectStore => 0,
+            _ => scheme.fragments(),
         };
-        findings.retain(list, found.map_or(&[][..], |list| &list.stores));
+        findings.label(list, &explicit);
+        let mut failures = findings.doubles(list);
         let drives = findings.unlisted(list);
         // Before anything is written to the drives.
         let mut then = list.clone();
         then.stores.extend(drives.iter().map(|drive| entry_of(&drive.settings(), 0, "")));
         if then.domain_count() < needed {
-            return Err(findings.too_few(scheme, then.domain_count(), &[]));
+            return Err(findings.too_few(scheme, then.domain_count(), &failures));
         }
-        let (entries, failures) = entries_of(opener, drives, list).await;
-        admit(list, entries);
+        let (entries, unusable) = entries_of(opener, drives, list).await;
+        failures.extend(unusable);
+        failures.extend(admit(list, entries, |_| false).refused);
         match list.domain_count() < needed {
             true => Err(findings.too_few(scheme, list.domain_count(), &failures)),
             false => Ok(()),
@@ -346,12 +437,12 @@ impl ConfiguredStores {
 /// The media group of an open pool.
 #[derive(Debug)]
 pub(super) struct MediaGroup {
-    name: String,
-    /// URLs of the stores that the configuration names.
-    configured: BTreeSet<String>,
+    pub(super) name: String,
+    /// URLs of the stores whose failure domains the configuration names.
+    explicit: BTreeSet<String>,
     /// The drives that nodes have reported, in whichever group.
     reported: Mutex<Vec<FoundDrive>>,
-    /// Drives that could not be added, about which the log has a line.
+    /// Drives that could not be added, each of which is a condition.
     failing: Mutex<BTreeSet<String>>,
 }
 
@@ -359,9 +450,13 @@ impl MediaGroup {
     /// The media group that the configuration names.
     pub(super) fn of(settings: &DataSettings) -> Option<MediaGroup> {
         let name = settings.group.clone()?;
-        let configured = settings.stores.iter().map(|store| store.url.clone()).collect();
         let (reported, failing) = (Mutex::default(), Mutex::default());
-        Some(MediaGroup { name, configured, reported, failing })
+        Some(MediaGroup { name, explicit: explicit_in(settings), reported, failing })
+    }
+
+    /// Whether the configuration names the failure domain of a store.
+    pub(super) fn is_explicit(&self, entry: &StoreEntry) -> bool {
+        self.explicit.contains(&entry.url)
     }
 
     /// The group in which a store is, as far as its node has reported.
@@ -378,14 +473,35 @@ impl MediaGroup {
         reported.extend(findings.drives.iter().cloned());
     }
 
-    fn note_failures(&self, failures: Vec<(String, Error)>) {
+    /// Shows the drives that could not be added as conditions, and ends those of others. One whose node has not answered
+    /// stays.
+    fn note_failures(
+        &self,
+        conditions: &Conditions,
+        findings: &Findings,
+        failures: Vec<(String, Error)>,
+    ) {
         let mut failing = self.failing.lock();
-        failing.retain(|known| failures.iter().any(|(url, _)| url == known));
-        for (url, error) in failures {
-            if failing.insert(url.clone()) {
-                let error = error.chain();
-                tracing::warn!(store = url, error, "could not add a drive of the media group");
+        let is_unknown = |url: &str| {
+            let url = DriveUrl::parse(url).ok().flatten();
+            url.is_some_and(|url| findings.is_unknown(&url.node))
+        };
+        failing.retain(|known| {
+            let lasts = is_unknown(known) || failures.iter().any(|(url, _)| url == known);
+            if !lasts {
+                conditions.clear(ConditionKind::DataStoreAway, known);
             }
+            lasts
+        });
+        for (url, error) in failures {
+            let (group, error) = (&self.name, error.chain());
+            let report = Report::new(
+                format!("the drive {url} of the media group {group} could not be added: {error}"),
+                "it gets no fragments",
+                "correct the cause; it is tried again every minute",
+            );
+            conditions.raise(ConditionKind::DataStoreAway, &url, report);
+            failing.insert(url);
         }
     }
 }
@@ -398,7 +514,7 @@ impl OpenedStores {
         let Ok(cluster) = self.opener.cluster(&group.name) else { return };
         let (mut nodes, mut pause) = (cluster.watch(), PAUSE_MIN);
         loop {
-            let findings = ask(&cluster, &group.name).await;
+            let findings = ask(&cluster, &group.name, None, ANSWER_MAX).await;
             match self.take_group(group, &findings).await {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::Fenced => return,
@@ -422,15 +538,22 @@ impl OpenedStores {
         let known = self.list.lock().clone();
         // A drive that hangs must not keep commands from the list.
         let drives = findings.unlisted(&known);
-        let (entries, failures) = entries_of(&self.opener, drives, &known).await;
-        group.note_failures(failures);
+        let (entries, unusable) = entries_of(&self.opener, drives, &known).await;
+        let mut failures = findings.doubles(&known);
+        failures.extend(unusable);
         let writer = self.writer()?;
         let mut newest = writer.newest.lock().await;
         let mut list = self.list.lock().clone();
         let before = list.stores.clone();
         findings.retain(&mut list, &before);
-        findings.label(&mut list, &group.configured);
-        let changed = admit(&mut list, entries);
+        findings.label(&mut list, &group.explicit);
+        let failing = self.failing();
+        let has_moved = |known: &StoreEntry| {
+            failing.contains(&known.number) && !findings.is_offered(&known.url)
+        };
+        let Admitted { changed, refused } = admit(&mut list, entries, has_moved);
+        failures.extend(refused);
+        group.note_failures(&self.conditions, findings, failures);
         let is_changed = |entry: &&StoreEntry| changed.contains(&entry.number);
         let opened =
             list.stores.iter().filter(is_changed).map(|entry| self.opener.open_store(entry));

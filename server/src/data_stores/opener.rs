@@ -241,5 +241,6 @@ pub(super) fn entry_of(settings: &DataStoreSettings, number: u32, id: &str) -> S
         is_leaving: false,
         is_draining: false,
         is_added: false,
+        is_domain_given: false,
     }
 }

@@ -642,6 +642,7 @@ fn documents_have_golden_bytes() {
         is_leaving: false,
         is_draining: false,
         is_added: false,
+        is_domain_given: false,
     };
     let pool = Uuid::from_bytes([7; 16]);
     let identity = Identity::of(pool, pool, &entry).encode().unwrap();
@@ -654,7 +655,8 @@ fn documents_have_golden_bytes() {
         url: "s3://far/pool".to_owned(),
         ..entry.clone()
     };
-    let by_command = StoreEntry { is_draining: true, is_added: true, ..entry.clone() };
+    let by_command =
+        StoreEntry { is_draining: true, is_added: true, is_domain_given: true, ..entry.clone() };
     let stores = vec![entry, leaving];
     let list = List { scheme: "4+2".to_owned(), stores, is_rebalancing: false };
     let text = "{\"scheme\":\"4+2\",\"stores\":[{\"number\":305419896,\"id\":\"8f1d7e6c-0000-4000-8000-000000000001\",\
@@ -667,7 +669,8 @@ fn documents_have_golden_bytes() {
     assert_eq!(list.format(), Format::CURRENT);
     let changed = List { stores: vec![by_command], is_rebalancing: true, scheme: "4+2".to_owned() };
     let text = "{\"scheme\":\"4+2\",\"stores\":[{\"number\":305419896,\"id\":\"8f1d7e6c-0000-4000-8000-000000000001\",\
-                \"url\":\"/mnt/nvme0/spindle\",\"domain\":\"drive 0\",\"weight\":2,\"is_draining\":true,\"is_added\":true}],\
+                \"url\":\"/mnt/nvme0/spindle\",\"domain\":\"drive 0\",\"weight\":2,\"is_draining\":true,\"is_added\":true,\
+                \"is_domain_given\":true}],\
                 \"is_rebalancing\":true}";
     assert_eq!(serde_json::to_string(&changed).unwrap(), text);
     assert_eq!(serde_json::from_str::<List>(text).unwrap(), changed);

@@ -177,6 +177,7 @@ pub(super) fn data_stores_info(status: DataStoresStatus, rebuild: RebuildStatus)
     let rebalance = status.is_rebalancing.then(|| rebalance_info(RebalanceStatus::default(), true));
     DataStoresInfo {
         scheme: status.scheme,
+        group: status.group,
         stores: status.stores.into_iter().map(store).collect(),
         rebalance,
         read_count: status.read_count,
@@ -218,6 +219,7 @@ pub(super) fn data_store_info(store: DataStoreStatus) -> DataStoreInfo {
         weight: store.weight,
         is_draining: store.is_draining,
         is_added: store.is_added,
+        is_configured: store.is_configured,
         is_leaving: store.is_leaving,
         is_lost: store.is_lost,
         failure: store.failure,

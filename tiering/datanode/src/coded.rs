@@ -175,6 +175,8 @@ pub struct CodedSegments {
     is_emptying: bool,
     /// A segment in fragments may be an object, too, whatever its placement says.
     may_be_both: AtomicBool,
+    /// Fragments are to be moved to where they would be if their segments were written now.
+    is_rebalancing: AtomicBool,
     conditions: Conditions,
     debt_after: Duration,
     patterns: Mutex<HashMap<PatternKey, Arc<Pattern>>>,
@@ -202,6 +204,7 @@ impl CodedSegments {
             objects,
             is_emptying,
             may_be_both: AtomicBool::new(false),
+            is_rebalancing: AtomicBool::new(false),
             conditions,
             debt_after,
             patterns: Mutex::default(),
@@ -214,10 +217,11 @@ impl CodedSegments {
     /// Looks at every store, and shows those that are away, slow, nearly full or wearing out as conditions. To be called
     /// every few seconds.
     pub async fn look(&self) {
+        let may_rise = !self.is_rebalancing.load(Ordering::Relaxed);
         let looks = self.in_list().into_iter().map(|member| async move {
             // One that is away may answer for another file system.
             if member.look().await.is_ok() {
-                member.ask_room().await;
+                member.ask_room(may_rise).await;
             }
             let failure = member.health().failure();
             let report = failure.map(|why| {
@@ -268,6 +272,19 @@ impl CodedSegments {
         if let Some(member) = self.stores().get(&id) {
             member.set_weight(weight);
         }
+    }
+
+    /// Sets the failure domain of a store. A rebuild moves fragments of a segment that share one from now on.
+    pub fn set_domain(&self, id: StoreId, domain: &str) {
+        if let Some(member) = self.stores().get(&id) {
+            member.set_domain(domain);
+        }
+    }
+
+    /// Notes whether fragments are to be moved to where they would be if their segments were written now. Meanwhile no
+    /// store gets a larger part of its share because its room grows.
+    pub fn set_rebalancing(&self, is_rebalancing: bool) {
+        self.is_rebalancing.store(is_rebalancing, Ordering::Relaxed);
     }
 
     /// The stores as they are now.
@@ -377,11 +394,11 @@ impl CodedSegments {
                 break;
             }
             // One that fails must not hide another one of its failure domain.
-            let rest = members.iter().filter(|member| !domains.contains(&member.domain));
+            let rest = members.iter().filter(|member| !domains.contains(&member.domain()));
             let weighed: Vec<Weighed> = rest.map(|member| member.weighed()).collect();
             chosen.extend(candidates(id, &weighed));
             let with_weight = members.iter().filter(|member| member.weight() > 0);
-            domains.extend(with_weight.map(|member| Arc::clone(&member.domain)));
+            domains.extend(with_weight.map(|member| member.domain()));
         }
         chosen
     }
@@ -393,7 +410,7 @@ impl CodedSegments {
             let failing_for = member.health().failing_for();
             member.weight() > 0 && (failing_for.is_zero() || failing_for < self.debt_after)
         });
-        able.map(|member| &member.domain).collect::<BTreeSet<_>>().len()
+        able.map(|member| member.domain()).collect::<BTreeSet<_>>().len()
     }
 
     /// Writes the fragments of a segment, all of this generation. A store that fails is replaced by the next one.

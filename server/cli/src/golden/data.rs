@@ -135,6 +135,7 @@ fn in_a_group() -> DataStoresInfo {
     let is_added = true;
     DataStoresInfo {
         scheme: "1+1".to_owned(),
+        group: group.clone(),
         stores: vec![
             DataStoreInfo { group: group.clone(), is_added, ..store("d1", 9) },
             DataStoreInfo {

@@ -165,3 +165,25 @@ echo '{"endurance_used":{"current_percent":'$(cat "$0.used")'}}'"#,
     watch.look(dir);
     assert_eq!((asked().await, calls()), (None, 3));
 }
+
+#[test]
+fn worn_disk_that_does_not_answer_keeps_its_verdict() {
+    let wear = |why: Option<&str>| Some(Wear { why: why.map(str::to_owned), ..Wear::default() });
+    let found = |disks: Vec<(&str, Option<Wear>)>| {
+        disks.into_iter().map(|(disk, wear)| (disk.to_owned(), wear)).collect::<Vec<_>>()
+    };
+    let mut state = State::default();
+    state.note(found(vec![("sda", wear(Some("it fails"))), ("sdb", wear(None))]));
+    assert_eq!(state.why().as_deref(), Some("sda: it fails"));
+    // Another disk of the array answers, and then wears out, too.
+    state.note(found(vec![("sda", None), ("sdb", wear(None))]));
+    assert_eq!(state.why().as_deref(), Some("sda: it fails"));
+    state.note(found(vec![("sda", None), ("sdb", wear(Some("it is old")))]));
+    assert_eq!(state.why().as_deref(), Some("sda: it fails; sdb: it is old"));
+    // No disk is found: the directory does not answer.
+    state.note(Vec::new());
+    assert!(state.why().is_some());
+    // One is well, and the other one was taken out.
+    state.note(found(vec![("sdb", wear(None))]));
+    assert_eq!(state.why(), None);
+}

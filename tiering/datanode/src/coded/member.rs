@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::{Error, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -34,8 +34,8 @@ const ROOM_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) id: StoreId,
-    /// What fails together with it.
-    pub(super) domain: Arc<str>,
+    /// What fails together with it; it changes while the pool runs.
+    domain: RwLock<Arc<str>>,
     /// Share of new fragments; it changes while the pool runs.
     weight: AtomicU32,
     /// Its URL, for people.
@@ -60,7 +60,7 @@ impl Member {
         let StoreInfo { id, domain, weight } = info;
         Member {
             id,
-            domain: Arc::from(domain),
+            domain: RwLock::new(Arc::from(domain)),
             weight: AtomicU32::new(weight),
             name,
             store,
@@ -77,7 +77,7 @@ impl Member {
 
     /// What the choice of stores knows of it now.
     pub(super) fn info(&self) -> StoreInfo {
-        StoreInfo { id: self.id, domain: self.domain.to_string(), weight: self.weight() }
+        StoreInfo { id: self.id, domain: self.domain().to_string(), weight: self.weight() }
     }
 
     /// The same, with the part of its share that its room leaves.
@@ -98,6 +98,18 @@ impl Member {
     /// Whether it had hardly any room when it was last told.
     pub(super) fn is_nearly_full(&self) -> bool {
         self.told.lock().is_nearly_full
+    }
+
+    /// What fails together with it.
+    pub(super) fn domain(&self) -> Arc<str> {
+        Arc::clone(&self.domain.read())
+    }
+
+    pub(super) fn set_domain(&self, domain: &str) {
+        let mut present = self.domain.write();
+        if **present != *domain {
+            *present = Arc::from(domain);
+        }
     }
 
     /// Share of new fragments; with 0 it gets none.
@@ -226,8 +238,9 @@ impl Member {
     }
 
     /// Asks the store for its room, unless that was done a short while ago. That it does not say is no failure of the
-    /// store: the look tells whether it fails. What it said before counts until it says something else.
-    pub(super) async fn ask_room(&self) {
+    /// store: the look tells whether it fails. What it said before counts until it says something else. The part of its
+    /// share that the room leaves rises only if it may.
+    pub(super) async fn ask_room(&self, may_rise: bool) {
         let now = self.clock.now();
         {
             let mut told = self.told.lock();
@@ -238,7 +251,7 @@ impl Member {
         }
         let store = Arc::clone(&self.store);
         match self.sent(0, async move { store.room().await }).await {
-            Ok(room) => self.told.lock().note(room),
+            Ok(room) => self.told.lock().note(room, may_rise),
             Err(error) => {
                 tracing::debug!(store = self.name, %error, "a data store did not tell its room");
             }

@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //! - A fragment moves only from a store that would not get one to a store that would and has none. So a segment that
-//!   has moved does not move again while the stores, their weights and the steps of their room stay as they are.
+//!   has moved does not move again while the stores, their weights and the steps of their room stay as they are. No
+//!   step rises while fragments are to be moved, so the moves end: what leaves a store would bring it back otherwise.
 //! - The new fragments are durable before the new placement is returned. Nothing is overwritten or deleted.
 //! - Fragments of a segment that lacks some stay: the rebuild comes first.
 //! - A store that is away keeps its fragments until it counts as lost.
@@ -15,7 +16,8 @@ use super::rebuilding::finished;
 use crate::placing::{Held, StoreId, Weighed, candidates, moves};
 use crate::seeded_bugs::seeded_bugs;
 use object_store::Result;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use tiering::segment::Fragments;
 use tiering::segment_store::{Depth, Misplaced, Rebuilt};
 
@@ -45,8 +47,10 @@ impl CodedSegments {
         let weighed: Vec<Weighed> = staying.map(|member| member.weighed()).collect();
         let mut wanted = candidates(&coded.name.id, &weighed);
         wanted.truncate(coded.scheme.fragments());
+        let domains: BTreeMap<StoreId, Arc<str>> =
+            stores.values().map(|member| (member.id, member.domain())).collect();
         let place = |store: StoreId| {
-            let domain = stores.get(&store).map_or("", |member| &*member.domain);
+            let domain = domains.get(&store).map_or("", |domain| &**domain);
             Held { store, domain }
         };
         let held: Vec<Held<'_>> = coded.fragments.stores().map(|id| place(StoreId(id))).collect();

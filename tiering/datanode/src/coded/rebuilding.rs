@@ -33,7 +33,7 @@ impl CodedSegments {
     }
 
     pub(super) fn domain(&self, place: &FragmentPlace) -> Option<Arc<str>> {
-        self.member(place.store).map(|member| Arc::clone(&member.domain))
+        self.member(place.store).map(|member| member.domain())
     }
 
     /// The fragments that do not stay where they are: their store does not, or has another fragment of the segment
@@ -54,7 +54,7 @@ impl CodedSegments {
         for place in &coded.fragments.places {
             let member = self.member(place.store);
             if let Some(member) = member.filter(|it| !it.health().is_failing(Way::Read)) {
-                *domains.entry(Arc::clone(&member.domain)).or_default() += 1;
+                *domains.entry(member.domain()).or_default() += 1;
             }
         }
         let spare = match coded.fragments.is_copied {
@@ -219,7 +219,7 @@ impl CodedSegments {
         let stores = self.stores();
         let takes = stores.values().filter(|member| {
             let health = member.health();
-            !domains.contains(&member.domain)
+            !domains.contains(&member.domain())
                 && !health.is_failing(Way::Read)
                 && health.is_due(Way::Write)
         });
@@ -246,7 +246,7 @@ impl CodedSegments {
         // A fragment that moves may leave a failure domain to another one.
         loop {
             let fits = |index: &usize, id: &StoreId| {
-                let domain = self.member(id.0).map(|member| Arc::clone(&member.domain));
+                let domain = self.member(id.0).map(|member| member.domain());
                 let mut others = placement.places.iter().enumerate();
                 seeded_bugs().domain_shared
                     || !others.any(|(other, place)| other != *index && self.domain(place) == domain)

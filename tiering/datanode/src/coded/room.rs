@@ -4,6 +4,7 @@
 //! Invariants:
 //! - The stores are asked by the look from time to time, never by a request that waits for the answer.
 //! - A store that has told nothing has room.
+//! - No store gets a larger part of its share while a rebalance is under way.
 
 use super::CodedSegments;
 use crate::fragment_store::Room;
@@ -24,16 +25,19 @@ pub(super) struct Told {
     pub(super) room: Option<Room>,
     /// The part of its share that this leaves.
     pub(super) level: Level,
+    /// The level follows from what the store has told, so that it may not rise at any time.
+    is_told: bool,
     pub(super) is_nearly_full: bool,
     /// When it was last asked.
     pub(super) asked_at: Option<Instant>,
 }
 
 impl Told {
-    /// Notes an answer.
-    pub(super) fn note(&mut self, room: Option<Room>) {
-        let before = self.room.as_ref().map(|_| self.level);
-        self.level = room.as_ref().map(|room| Level::after(before, room)).unwrap_or_default();
+    /// Notes an answer. Unless the level may rise, it stays or falls.
+    pub(super) fn note(&mut self, room: Option<Room>, may_rise: bool) {
+        let before = self.is_told.then_some(self.level);
+        self.level = Level::told(before, room.as_ref(), may_rise);
+        self.is_told = room.is_some() || (self.is_told && !may_rise);
         let percent = if self.is_nearly_full { NOT_FULL } else { NEARLY_FULL };
         self.is_nearly_full =
             room.as_ref().is_some_and(|room| room.free_bytes < room.total_bytes / 100 * percent);

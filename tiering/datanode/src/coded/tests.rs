@@ -13,6 +13,7 @@ use std::time::Duration;
 use tiering::segment::{FrameAt, SegmentBuilder, SegmentNumber, SegmentSeed};
 use tiering::testing::{Answer, IllStore, Op, Rng, Rule};
 
+mod domains;
 mod room;
 mod simulation;
 mod slow;

@@ -41,6 +41,9 @@ async fn removed_node_is_refused_in_the_handshake() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
     let error = first.cluster.remove(second.id()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
+    let removed: Vec<String> = first.cluster.removed_names().into_iter().collect();
+    assert!(removed.len() == 2 && removed.contains(&"n2".to_owned()), "{removed:?}");
+    assert!(removed.contains(&second.id().to_string()), "{removed:?}");
     assert_eq!(first.cluster.remove(first.id()).unwrap_err().kind(), ErrorKind::Invalid);
     // Its key never comes back, even with a token.
     let token = first.cluster.issue_token().unwrap().to_word();

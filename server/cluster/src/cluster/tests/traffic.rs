@@ -52,6 +52,22 @@ async fn payload_beyond_the_bound_is_not_sent() {
 }
 
 #[tokio::test]
+async fn reader_refuses_payloads_beyond_its_own_bound() {
+    let clock = ManualClock::new();
+    let first = founder("n1", &clock).await;
+    let second = joined("n2", &first, &clock).await;
+    register_echo(&first);
+    let connected = second.cluster.connect(first.id(), Service::Member, Some(POOL)).await;
+    let (mut reader, mut writer) = connected.unwrap().into_frames();
+    reader.limit(1000);
+    reader.limit(u32::MAX);
+    writer.write(1, 1, &[Bytes::from(vec![0; 1000])]).await.unwrap();
+    assert_eq!(reader.read().await.unwrap().unwrap().payload.len(), 1000);
+    writer.write(1, 2, &[Bytes::from(vec![0; 1001])]).await.unwrap();
+    assert_eq!(reader.read().await.unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[tokio::test]
 async fn dropped_call_leaves_no_half_frame() {
     let clock = ManualClock::new();
     let first = founder("n1", &clock).await;

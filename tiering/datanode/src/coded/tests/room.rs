@@ -139,6 +139,40 @@ async fn full_store_gets_fragments_only_when_there_is_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn no_share_grows_while_a_rebalance_is_under_way() {
+    let (world, tellers) = told("2+1", 6).await;
+    let mut all = Vec::new();
+    for number in 200..260 {
+        let (sealed, _) = segment(number, 20);
+        all.push(world.put(&sealed).await);
+    }
+    let misplaced = |world: &World, all: &[StoredSegment]| -> usize {
+        all.iter().map(|stored| world.coded.misplaced(stored).fragment_count).sum()
+    };
+    world.coded.set_rebalancing(true);
+    tellers[0].tell(100, None);
+    pass(&world).await;
+    let count = misplaced(&world, &all);
+    assert!(count > 3, "{count}");
+    for stored in &mut all {
+        (*stored, _) = world.rebalanced(stored).await;
+    }
+    // What has left makes room there, and does not come back.
+    tellers[0].tell(500, None);
+    pass(&world).await;
+    assert_eq!(misplaced(&world, &all), 0);
+    // Nor if the store says for a while that it does not know its room.
+    tellers[0].0.lock().0 = None;
+    pass(&world).await;
+    tellers[0].tell(500, None);
+    pass(&world).await;
+    assert_eq!(misplaced(&world, &all), 0);
+    world.coded.set_rebalancing(false);
+    pass(&world).await;
+    assert_eq!(misplaced(&world, &all), count, "a later rebalance brings them back");
+}
+
+#[tokio::test(start_paused = true)]
 async fn rebalance_that_has_ended_finds_nothing_until_a_step_is_crossed() {
     let (world, tellers) = told("2+1", 6).await;
     let mut all = Vec::new();
