@@ -156,6 +156,7 @@ fn in_a_group() -> DataStoresInfo {
 pub(super) fn in_status() -> DataStoresInfo {
     DataStoresInfo {
         scheme: "4+2".to_owned(),
+        group: None,
         stores: vec![
             DataStoreInfo {
                 url: "/mnt/nvme0/spindle".to_owned(),

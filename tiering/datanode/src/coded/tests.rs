@@ -570,9 +570,9 @@ async fn read_of_a_store_that_hangs_is_decoded_and_the_store_is_not_asked_each_t
     }
     let hanging = fragments(&stored).places[1].store;
     world.store(hanging).add(Rule { op: None, ..Rule::for_good(Op::Get, "", Answer::Hang) });
-    for _ in 0..5 {
-        reads_right(&world, &stored, &sealed, &frames).await;
-        world.clock.advance(Duration::from_millis(25));
+    for at in &frames {
+        reads_right(&world, &stored, &sealed, std::slice::from_ref(at)).await;
+        world.clock.advance(Duration::from_millis(10));
     }
     let counts = world.coded.counts();
     assert!(counts.hedged_reads > 0 && counts.hedged_reads < 20, "{counts:?}");

@@ -312,7 +312,8 @@ impl Simulation {
                 ObjectFragments::new(ill, witness(), Arc::new(self.world.clock.clone()));
             let info = StoreInfo { id: StoreId(id), domain: format!("node {id}"), weight: 1 };
             let name = format!("store {id}");
-            members.push(NamedStore { info, name, store: Arc::new(fragments), width: 8 });
+            // Requests that hang never end here, and keep their places when the store works again.
+            members.push(NamedStore { info, name, store: Arc::new(fragments), width: 1024 });
         }
         let clock: Arc<dyn Clock> = Arc::new(self.world.clock.clone());
         let scheme = self.scheme.to_string();
