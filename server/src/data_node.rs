@@ -6,7 +6,6 @@
 
 use crate::admin::AdminServer;
 use crate::handlers::{DnodeAdmin, drive_url};
-use crate::process::DRIVE_THREAD_COUNT_MAX;
 use crate::serve::Signals;
 use crate::{limits, node};
 use block::env::{Clock, SystemClock};
@@ -19,6 +18,8 @@ use std::time::Duration;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
 
+/// Threads for the files of a data node. Chosen by hand: a drive that hangs keeps 32 of them, and has others beside it.
+pub(crate) const DRIVE_THREAD_COUNT_MAX: usize = 512;
 /// Pause between two looks at the drives. Chosen by hand.
 const LOOK_PAUSE: Duration = Duration::from_secs(5);
 /// Time that commands have to finish at a stop. Chosen by hand.

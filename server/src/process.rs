@@ -7,6 +7,7 @@
 //! - An error is printed once, at the end, and says what to do.
 
 use crate::commands::{self, Failure};
+use crate::data_node::DRIVE_THREAD_COUNT_MAX;
 use crate::serve::EXIT_LOG_FAILED;
 use block::{Error, ErrorKind, Result};
 use cli::args::{Cli, Command};
@@ -22,8 +23,6 @@ const FILTER_COMMAND: &str = "warn";
 /// Threads for files. Chosen by hand: enough for a queue of 32 reads of a cold cache, and some
 /// more.
 const BLOCKING_THREAD_COUNT_MAX: usize = 40;
-/// Threads for the files of a data node. Chosen by hand: a drive that hangs keeps 32 of them, and has others beside it.
-pub(crate) const DRIVE_THREAD_COUNT_MAX: usize = 512;
 /// Polls of tasks between two looks at sockets and at tasks that other threads woke. Chosen by
 /// hand: one poll moves up to a quarter of a megabyte, and a small synced write must not wait for
 /// many.
