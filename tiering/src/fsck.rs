@@ -241,6 +241,22 @@ impl Check<'_> {
         Ok(is_gone)
     }
 
+    /// Whether the newer state that was read for another segment shows that this one was reclaimed, too: reclaim removes
+    /// many at a time, and a read of one that is missing is repeated for seconds before it counts as such.
+    async fn is_gone(&mut self, record: &SegmentRecord) -> bool {
+        let number = record.info.number.0;
+        if self.gone.contains(&number) {
+            return true;
+        }
+        let Some(newer) = &self.newer else { return false };
+        let found = self.job.metadata.map.segment_in(newer, number).await;
+        let is_gone = found.is_ok_and(|found| found.is_none_or(|found| !found.is_of(&record.info)));
+        if is_gone {
+            self.report.reclaimed_count += u64::from(self.gone.insert(number));
+        }
+        is_gone
+    }
+
     /// Checks everything that needs no frames, in one state of the metadata.
     async fn check_map(&mut self) -> Result<()> {
         self.report = FsckReport::default();
@@ -266,6 +282,10 @@ impl Check<'_> {
                 let info = record.info;
                 if matches!(self.directories.get(&info.number.0), Some(None)) {
                     // Already reported when its pages were checked.
+                    self.verified_until = info.number.0;
+                    continue;
+                }
+                if self.is_gone(&record).await {
                     self.verified_until = info.number.0;
                     continue;
                 }
@@ -501,6 +521,7 @@ impl Check<'_> {
                     self.keep(number, None);
                     return Ok(Some(format!("segment {number} has no record")));
                 }
+                Some(record) if self.is_gone(&record).await => return Ok(None),
                 Some(record) => {
                     match self.job.segments.frames.read_directory(&record.stored()).await {
                         Ok(entries) => self.keep(number, Some(entries)),
