@@ -31,19 +31,19 @@ pub fn bench(criterion: &mut Criterion) {
             payloads.iter().map(|payload| Some(payload.as_ref())).collect();
         found[0] = None;
         group.throughput(Throughput::Bytes(IMAGE_BYTES as u64));
-        group.bench_function(format!("{scheme} segment"), |bencher| {
-            bencher.iter(|| codec::decode(scheme, &cuts, &found).expect("one is lost"));
+        group.bench_function(format!("{scheme} fragment"), |bencher| {
+            bencher.iter(|| codec::rebuild(scheme, &cuts, &found, &[0]).expect("one is lost"));
         });
         let sources: Vec<usize> = (1..=scheme.data()).collect();
         group.throughput(Throughput::Elements(1));
         group.bench_function(format!("{scheme} tables"), |bencher| {
-            bencher.iter(|| Pattern::new(scheme, 0, &sources).expect("enough"));
+            bencher.iter(|| Pattern::new(scheme, &[0], &sources).expect("enough"));
         });
-        let pattern = Pattern::new(scheme, 0, &sources).expect("enough");
+        let pattern = Pattern::new(scheme, &[0], &sources).expect("enough");
         let ranges: Vec<&[u8]> =
             sources.iter().map(|source| &payloads[*source][..FRAME_BYTES]).collect();
         group.bench_function(format!("{scheme} frame of 4 KiB"), |bencher| {
-            bencher.iter(|| pattern.decode(&ranges, FRAME_BYTES).expect("they fit"));
+            bencher.iter(|| pattern.make(&ranges, FRAME_BYTES).expect("they fit"));
         });
     }
     group.finish();

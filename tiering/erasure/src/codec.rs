@@ -1,11 +1,10 @@
-//! Encoding of images, and decoding of whole fragments, for rebuilds and scrubs. A read of one frame
-//! uses [`crate::pattern`] instead.
+//! Encoding of images, and decoding of whole fragments, for rebuilds and scrubs.
 
 use crate::cuts::Cuts;
+use crate::pattern::Pattern;
 use crate::scheme::{CodecId, Scheme};
 use crate::seeded_bugs::seeded_bugs;
 use block::{Error, ErrorKind, Result};
-use reed_solomon_simd::{ReedSolomonDecoder, ReedSolomonEncoder};
 use std::borrow::Cow;
 
 /// Payload of a fragment: where it is borrowed from, or its own bytes.
@@ -23,7 +22,7 @@ pub fn payload_bytes(scheme: Scheme, cuts: &Cuts, index: usize) -> usize {
 }
 
 /// Makes the payloads of all fragments of an image, in order of their indexes. Takes time in proportion to
-/// the image: about a second for some GiB.
+/// the image and the parity fragments: a second for some GiB.
 ///
 /// # Errors
 /// `Invalid` if the cuts are not of this image.
@@ -38,9 +37,11 @@ pub fn encode<'a>(scheme: Scheme, cuts: &Cuts, image: &'a [u8]) -> Result<Vec<Pa
         let range = cuts.piece(index);
         &image[range.start as usize..range.end as usize]
     };
-    let mut payloads: Vec<Payload> =
-        (0..scheme.data()).map(|index| Cow::Borrowed(piece(index))).collect();
-    let parity = parity_of(scheme, cuts.coded_bytes(), (0..scheme.data()).map(piece))?;
+    let pieces: Vec<&[u8]> = (0..scheme.data()).map(piece).collect();
+    let sources: Vec<usize> = (0..scheme.data()).collect();
+    let parity: Vec<usize> = (scheme.data()..scheme.fragments()).collect();
+    let parity = Pattern::new(scheme, &parity, &sources)?.make(&pieces, cuts.coded_bytes())?;
+    let mut payloads: Vec<Payload> = pieces.into_iter().map(Cow::Borrowed).collect();
     payloads.extend(parity.into_iter().map(Cow::Owned));
     if seeded_bugs().parity_of_another_row {
         payloads[scheme.data()..].rotate_left(1);
@@ -48,60 +49,47 @@ pub fn encode<'a>(scheme: Scheme, cuts: &Cuts, image: &'a [u8]) -> Result<Vec<Pa
     Ok(payloads)
 }
 
-fn parity_of<'a>(
-    scheme: Scheme,
-    coded_bytes: usize,
-    pieces: impl Iterator<Item = &'a [u8]>,
-) -> Result<Vec<Vec<u8>>> {
-    let (data, parity) = (scheme.data(), scheme.parity());
-    if coded_bytes == 0 {
-        return Ok(vec![Vec::new(); parity]);
-    }
-    let mut encoder = ReedSolomonEncoder::new(data, parity, coded_bytes).map_err(failed)?;
-    for piece in pieces {
-        encoder.add_original_shard(padded(piece, coded_bytes)).map_err(failed)?;
-    }
-    let encoded = encoder.encode().map_err(failed)?;
-    Ok(encoded.recovery_iter().map(<[u8]>::to_vec).collect())
-}
-
 /// Makes the payloads of the `wanted` fragments from those that were found, by index. At least as many
 /// as there are data fragments have to be found, and each whole and right: the code detects no errors.
 ///
 /// # Errors
-/// `Corrupt` if too few were found, or one has another length than it should.
+/// `Corrupt` if too few were found, or one has another length than it should. `Invalid` for an index that the
+/// scheme does not have.
 pub fn rebuild(
     scheme: Scheme,
     cuts: &Cuts,
     found: &[Option<&[u8]>],
     wanted: &[usize],
 ) -> Result<Vec<Vec<u8>>> {
-    let pieces = pieces(scheme, cuts, found)?;
-    let is_parity = |index: &usize| *index >= scheme.data() && scheme.codec() != CodecId::Whole;
-    let parity = match wanted.iter().any(is_parity) {
-        true => parity_of(scheme, cuts.coded_bytes(), pieces.iter().map(AsRef::as_ref))?,
-        false => Vec::new(),
+    check(scheme, cuts, found)?;
+    if wanted.iter().any(|index| *index >= scheme.fragments()) {
+        return Err(invalid("rebuild a fragment: the scheme has none with this index"));
+    }
+    let sources = found.iter().enumerate().filter_map(|(index, it)| Some((index, (*it)?)));
+    let (sources, payloads): (Vec<usize>, Vec<&[u8]>) = sources.take(scheme.data()).unzip();
+    let absent: Vec<usize> =
+        wanted.iter().copied().filter(|index| found[*index].is_none()).collect();
+    let made = match scheme.codec() {
+        CodecId::Whole => vec![payloads[0].to_vec(); absent.len()],
+        CodecId::ReedSolomon16 if absent.is_empty() => Vec::new(),
+        CodecId::ReedSolomon16 => {
+            Pattern::new(scheme, &absent, &sources)?.make(&payloads, cuts.coded_bytes())?
+        }
     };
-    let payload = |index: &usize| match is_parity(index) {
-        true => parity.get(index - scheme.data()).cloned(),
-        false if scheme.codec() == CodecId::Whole => Some(pieces[0].to_vec()),
-        false => pieces.get(*index).map(|piece| piece.to_vec()),
+    let mut made = made.into_iter();
+    let payload = |index: &usize| match found[*index] {
+        Some(payload) => payload.to_vec(),
+        None => {
+            let mut payload = made.next().expect("all that are absent were made");
+            payload.truncate(payload_bytes(scheme, cuts, *index));
+            payload
+        }
     };
-    let payloads: Option<Vec<Vec<u8>>> = wanted.iter().map(payload).collect();
-    payloads.ok_or_else(|| invalid("rebuild a fragment: the scheme has none with this index"))
+    Ok(wanted.iter().map(payload).collect())
 }
 
-/// Makes the image from the fragments that were found; as for [`rebuild`].
-///
-/// # Errors
-/// As for [`rebuild`].
-pub fn decode(scheme: Scheme, cuts: &Cuts, found: &[Option<&[u8]>]) -> Result<Vec<u8>> {
-    Ok(pieces(scheme, cuts, found)?.concat())
-}
-
-/// The payloads of the data fragments; for copies, one of the whole.
-fn pieces<'a>(scheme: Scheme, cuts: &Cuts, found: &[Option<&'a [u8]>]) -> Result<Vec<Payload<'a>>> {
-    let (data, coded_bytes) = (scheme.data(), cuts.coded_bytes());
+/// Checks that enough fragments were found, and that each has its length.
+fn check(scheme: Scheme, cuts: &Cuts, found: &[Option<&[u8]>]) -> Result<()> {
     if found.len() != scheme.fragments() {
         return Err(invalid("decode a segment: the list of its fragments has another length"));
     }
@@ -112,57 +100,13 @@ fn pieces<'a>(scheme: Scheme, cuts: &Cuts, found: &[Option<&'a [u8]>]) -> Result
             return Err(Error::new(ErrorKind::Corrupt, what));
         }
     }
-    let count = found.iter().flatten().count();
+    let (count, data) = (found.iter().flatten().count(), scheme.data());
     if count < data {
         let what =
             format!("decode a segment: {count} of its fragments are left, and {data} are needed");
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
-    if scheme.codec() == CodecId::Whole {
-        return Ok(found.iter().flatten().take(1).map(|whole| Cow::Borrowed(*whole)).collect());
-    }
-    let is_whole = found[..data].iter().all(Option::is_some);
-    if is_whole || coded_bytes == 0 {
-        return Ok(found[..data]
-            .iter()
-            .map(|piece| Cow::Borrowed(piece.unwrap_or_default()))
-            .collect());
-    }
-    let mut decoder =
-        ReedSolomonDecoder::new(data, scheme.parity(), coded_bytes).map_err(failed)?;
-    for (index, payload) in found.iter().enumerate() {
-        match payload {
-            Some(piece) if index < data => {
-                decoder.add_original_shard(index, padded(piece, coded_bytes)).map_err(failed)?;
-            }
-            Some(parity) => decoder.add_recovery_shard(index - data, parity).map_err(failed)?,
-            None => {}
-        }
-    }
-    let decoded = decoder.decode().map_err(failed)?;
-    let piece = |index: usize| match found[index] {
-        Some(piece) => Some(Cow::Borrowed(piece)),
-        None => {
-            let padded = decoded.restored_original(index)?;
-            Some(Cow::Owned(padded[..cuts.piece(index).len()].to_vec()))
-        }
-    };
-    let pieces: Option<Vec<Payload>> = (0..data).map(piece).collect();
-    pieces
-        .ok_or_else(|| Error::new(ErrorKind::Corrupt, "decode a segment: a piece was not restored"))
-}
-
-/// The bytes, followed by zeroes up to a length.
-fn padded(bytes: &[u8], len: usize) -> Payload<'_> {
-    match bytes.len() == len {
-        true => Cow::Borrowed(bytes),
-        false => {
-            let mut padded = Vec::with_capacity(len);
-            padded.extend_from_slice(bytes);
-            padded.resize(len, 0);
-            Cow::Owned(padded)
-        }
-    }
+    Ok(())
 }
 
 pub(crate) fn failed(error: reed_solomon_simd::Error) -> Error {

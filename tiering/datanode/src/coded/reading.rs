@@ -201,7 +201,8 @@ impl CodedSegments {
         let sources: Vec<usize> = read.iter().map(|(source, _)| *source).collect();
         let pattern = self.pattern(coded.scheme, index, sources)?;
         let ranges: Vec<&[u8]> = read.iter().map(|(_, bytes)| bytes.as_ref()).collect();
-        let decoded = Bytes::from(pattern.decode(&ranges, units.len()).map_err(failed_by)?);
+        let made = pattern.make(&ranges, units.len()).map_err(failed_by)?;
+        let decoded = Bytes::from(made.into_iter().next().unwrap_or_default());
         Ok(decoded.slice(range.start - units.start..range.end - units.start))
     }
 
@@ -376,7 +377,7 @@ impl CodedSegments {
         if let Some(pattern) = self.patterns.lock().get(&key) {
             return Ok(Arc::clone(pattern));
         }
-        let pattern = Arc::new(Pattern::new(scheme, lost, &key.2).map_err(failed_by)?);
+        let pattern = Arc::new(Pattern::new(scheme, &[lost], &key.2).map_err(failed_by)?);
         let mut patterns = self.patterns.lock();
         if patterns.len() >= PATTERNS_MAX {
             patterns.clear(); // the stores have changed, or many are lost
