@@ -77,6 +77,42 @@ macro_rules! seeded_bugs {
     };
 }
 
+/// Declares the test `seeded_bugs_are_found` of the calling package. An entry is a bug, and the path of a test that must
+/// fail with it. The test runs these tests in processes of their own: once without a bug, and once with each.
+#[macro_export]
+macro_rules! seeded_bugs_found_by {
+    ($($bug:literal: $test:literal,)+) => {
+        /// Each bug, with a test that must fail.
+        const FOUND_BY: &[(&str, &str)] = &[$(($bug, $test)),+];
+
+        fn is_passed(bug: &str, test: &str) -> bool {
+            let mut command =
+                ::std::process::Command::new(::std::env::current_exe().expect("it has a path"));
+            command.args(["--exact", test]).env("SPINDLE_SEEDED_BUGS", bug);
+            let output = command.stderr(::std::process::Stdio::null()).output().expect("it runs");
+            let text = ::std::string::String::from_utf8_lossy(&output.stdout);
+            assert!(text.contains("running 1 test"), "there is no test {test}: {text}");
+            output.status.success()
+        }
+
+        #[test]
+        fn seeded_bugs_are_found() {
+            let tests: ::std::collections::BTreeSet<&str> =
+                FOUND_BY.iter().map(|(_, test)| *test).collect();
+            for test in tests {
+                assert!(is_passed("", test), "{test} fails without a bug");
+            }
+            ::std::thread::scope(|scope| {
+                for (bug, test) in FOUND_BY {
+                    scope.spawn(move || {
+                        assert!(!is_passed(bug, test), "{test} does not find {bug}");
+                    });
+                }
+            });
+        }
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
