@@ -40,7 +40,6 @@ pub use drive::{Drive, DriveOptions, DriveState, Drives};
 pub use proof::PoolSigner;
 pub use service::DataService;
 pub use smart::WearWatch;
-pub use wear::Wear;
 
 #[cfg(test)]
 mod tests;

@@ -135,8 +135,8 @@ impl State {
         self.worn.retain(|disk, _| found.iter().any(|(present, _)| present == disk));
         for (disk, wear) in found {
             match wear {
-                Some(Wear { why: Some(why), .. }) => drop(self.worn.insert(disk, why)),
-                Some(Wear { why: None, .. }) => drop(self.worn.remove(&disk)),
+                Some(Wear { why: Some(why) }) => drop(self.worn.insert(disk, why)),
+                Some(Wear { why: None }) => drop(self.worn.remove(&disk)),
                 None => {}
             }
         }

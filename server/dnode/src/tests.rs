@@ -1,6 +1,7 @@
 //! An owner and a data node in one process, over TLS on loopback.
 
 use super::*;
+use crate::wear::Wear;
 use block::Epoch;
 use block::env::{SystemClock, SystemRandom};
 use block::seal::PoolKey;
@@ -497,7 +498,7 @@ async fn node_tells_the_room_that_a_drive_has_left() {
     assert_eq!(before.free_bytes - after.free_bytes, 10_000);
     let state = drives.states().remove(0);
     assert_eq!((state.available_bytes, state.used_bytes), (after.free_bytes, 10_000));
-    let wear = Wear { why: Some("it says that it fails".to_owned()), ..Wear::default() };
+    let wear = Wear { why: Some("it says that it fails".to_owned()) };
     drives.find("nvme0").unwrap().wear.note("sda", wear);
     let after = objects.room().await.unwrap();
     assert_eq!(after.wear, "sda: it says that it fails");

@@ -12,21 +12,15 @@ const USED_PERCENT_MAX: u8 = 90;
 
 /// What a drive says of its health.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wear {
-    /// The drive says that it fails, or warns that it may.
-    pub is_failing: bool,
-    /// Part of its rated writes that was used, in percent; above 100 if it has outlived them. Absent for a drive that does
-    /// not tell, as a rotating disk.
-    pub used_percent: Option<u8>,
+pub(crate) struct Wear {
     /// Why the drive should be replaced; absent if it need not be.
-    pub why: Option<String>,
+    pub(crate) why: Option<String>,
 }
 
 impl Wear {
     /// Reads the output of `smartctl --json --health --attributes`. `None` if it says nothing of the health: the device
     /// is a virtual one, for instance, or the output was cut short.
-    #[must_use]
-    pub fn parse(output: &[u8]) -> Option<Wear> {
+    pub(crate) fn parse(output: &[u8]) -> Option<Wear> {
         let found: Value = serde_json::from_slice(output).ok()?;
         // Anything but an object has no members.
         let passed = found["smart_status"]["passed"].as_bool();
@@ -54,11 +48,7 @@ impl Wear {
                 .map(|percent| format!("{percent} % of its rated writes are used")),
         ];
         let reasons: Vec<String> = reasons.into_iter().flatten().collect();
-        Some(Wear {
-            is_failing: passed == Some(false) || warning != 0,
-            used_percent,
-            why: (!reasons.is_empty()).then(|| reasons.join(", ")),
-        })
+        Some(Wear { why: (!reasons.is_empty()).then(|| reasons.join(", ")) })
     }
 }
 
@@ -86,8 +76,7 @@ mod tests {
             true,
             r#""critical_warning":0,"available_spare":100,"available_spare_threshold":10,"percentage_used":89"#,
         );
-        let found = Wear::parse(output.as_bytes());
-        assert_eq!(found, Some(Wear { used_percent: Some(89), ..Wear::default() }));
+        assert_eq!(Wear::parse(output.as_bytes()), Some(Wear::default()));
         // A rotating disk, with attributes that count its errors.
         let ata = r#"{"smart_status":{"passed":true},"ata_smart_attributes":{"table":[{"id":5,"raw":{"value":8}}]}}"#;
         assert_eq!(Wear::parse(ata.as_bytes()), Some(Wear::default()));
@@ -101,10 +90,8 @@ mod tests {
         let worn = r#""critical_warning":0,"available_spare":99,"available_spare_threshold":10,"percentage_used":97"#;
         assert_eq!(why(&nvme(true, worn)).as_deref(), Some("97 % of its rated writes are used"));
         let spare = r#""critical_warning":1,"available_spare":10,"available_spare_threshold":10,"percentage_used":300"#;
-        let found = Wear::parse(nvme(false, spare).as_bytes()).expect("it says something");
-        assert!(found.is_failing && found.used_percent == Some(255), "{found:?}");
         assert_eq!(
-            found.why.as_deref(),
+            why(&nvme(false, spare)).as_deref(),
             Some(
                 "it says that it fails, critical warning 0x01, 10 % of its spare blocks are left, and 10 % is the least, \
                  255 % of its rated writes are used"

@@ -168,7 +168,7 @@ echo '{"endurance_used":{"current_percent":'$(cat "$0.used")'}}'"#,
 
 #[test]
 fn worn_disk_that_does_not_answer_keeps_its_verdict() {
-    let wear = |why: Option<&str>| Some(Wear { why: why.map(str::to_owned), ..Wear::default() });
+    let wear = |why: Option<&str>| Some(Wear { why: why.map(str::to_owned) });
     let found = |disks: Vec<(&str, Option<Wear>)>| {
         disks.into_iter().map(|(disk, wear)| (disk.to_owned(), wear)).collect::<Vec<_>>()
     };
