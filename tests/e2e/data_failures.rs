@@ -135,8 +135,13 @@ fn owner(shape: Shape) -> Daemon {
     let settings = shape.text(&[]);
     let plain = settings.split("[data]").next().expect("the beginning");
     let mut owner = Daemon::new(plain, VOLUMES);
-    let expected =
-        ["a data store fails", "data-store-away", "could not upload", "fragments-lacking"];
+    let expected = [
+        "a data store fails",
+        "data-store-away",
+        "data-store-full",
+        "could not upload",
+        "fragments-lacking",
+    ];
     expected.iter().for_each(|text| owner.announce(text));
     owner
 }
