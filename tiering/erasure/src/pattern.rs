@@ -25,7 +25,8 @@ const UNIT_SYMBOLS: usize = UNIT_BYTES / 2;
 /// Units that are multiplied at once: two blocks of them fit into the first cache of a core.
 const BLOCK_UNITS: usize = 128;
 
-const _: () = assert!(FRAGMENTS_MAX <= UNIT_SYMBOLS, "each source has a symbol of its own in a unit");
+const _: () =
+    assert!(FRAGMENTS_MAX <= UNIT_SYMBOLS, "each source has a symbol of its own in a unit");
 
 /// The engine with the fastest instructions of this machine. Its tables take 8 MiB, once.
 static ENGINE: LazyLock<DefaultEngine> = LazyLock::new(DefaultEngine::new);

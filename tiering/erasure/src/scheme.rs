@@ -105,7 +105,7 @@ impl FromStr for Scheme {
 pub enum CodecId {
     /// Each fragment is the whole image.
     Whole = 1,
-    /// A Reed-Solomon code over GF(2^16), made by fast Fourier transforms: crate reed-solomon-simd 3, which takes
+    /// A Reed-Solomon code over GF(2^16), as crate reed-solomon-simd 3 defines it, which takes
     /// field, basis and order of the symbols from Leopard-RS (<https://github.com/catid/leopard>). Golden bytes:
     /// testdata/parity.hex.
     ReedSolomon16 = 2,

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cuts::UNIT_BYTES;
+use reed_solomon_simd::ReedSolomonEncoder;
 
 /// Bytes that a formula gives, so that golden bytes depend on nothing else.
 pub(crate) fn image(len: usize) -> Vec<u8> {
@@ -198,6 +199,41 @@ fn parity_has_its_golden_bytes() {
         print!("{lines}");
     }
     assert_eq!(lines, include_str!("../../testdata/parity.hex"));
+}
+
+/// Pieces around the length of a block that is multiplied at once, with the encoder of the library, which wants them padded.
+#[test]
+fn pieces_of_many_lengths_have_the_parity_of_the_library() {
+    let scheme = Scheme::new(8, 2).expect("a scheme");
+    let lengths = [8191, 8192, 8193, 0, 16384, 64, 1, 16383];
+    let ends: Vec<u32> = lengths
+        .iter()
+        .scan(0, |end, length| {
+            *end += length;
+            Some(*end)
+        })
+        .collect();
+    let cuts = Cuts::from_ends(scheme, &ends).expect("they are in order");
+    let image = image(ends[7] as usize);
+    let payloads = encode(scheme, &cuts, &image).expect("the cuts are its own");
+    assert_eq!(cuts.coded_bytes(), 16384);
+    let mut encoder = ReedSolomonEncoder::new(8, 2, 16384).expect("the scheme is possible");
+    for piece in &payloads[..8] {
+        let mut padded = piece.to_vec();
+        padded.resize(16384, 0);
+        encoder.add_original_shard(padded).expect("its length is right");
+    }
+    let encoded = encoder.encode().expect("all are there");
+    for (parity, of_library) in payloads[8..].iter().zip(encoded.recovery_iter()) {
+        assert!(parity.as_ref() == of_library);
+    }
+    let all = without(&payloads, &[]);
+    for lost in [[0, 1], [2, 4], [3, 8], [5, 7], [6, 9], [8, 9]] {
+        let rebuilt = rebuild(scheme, &cuts, &without(&payloads, &lost), &lost).expect("enough");
+        for (index, rebuilt) in lost.iter().zip(rebuilt) {
+            assert!(Some(&*rebuilt) == all[*index], "{index} of {lost:?}");
+        }
+    }
 }
 
 /// The code of the library with its slow engine, which shares nothing with the fast ones but the tables.
