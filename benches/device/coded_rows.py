@@ -68,6 +68,8 @@ ROWS = (
         {"rw": "randwrite", "bs": "4k", "iodepth": 32}),
     Row("rebuild", "rebuild of a lost data node of seven, beside clients", "rebuild", (NODES,),
         {"rw": "randread", "bs": "4k", "iodepth": 4}),
+    Row("rebuild-dirs", "rebuild of a lost directory of seven, beside clients", "rebuild", (DIRS,),
+        {"rw": "randread", "bs": "4k", "iodepth": 4}),
 )
 PARTS = tuple(dict.fromkeys(row.part for row in ROWS))
 # Parts that have pools of their own.
@@ -156,10 +158,10 @@ def goals_of_paused(states):
     ]
 
 
-def goals_of_rebuild(found):
+def goals_of_rebuild(row, found):
     """Returns the goals of a rebuild."""
-    return [Goal("rebuild: MiB/s of fragments", found["value"], 300, True),
-            Goal("rebuild: clients' p99, x before", ratio(found["p99_us"], found["before_p99_us"]), 2)]
+    return [Goal(f"{row}: MiB/s of fragments", found["value"], 300, True),
+            Goal(f"{row}: clients' p99, x before", ratio(found["p99_us"], found["before_p99_us"]), 2)]
 
 
 COLUMNS = (("system", "", 20), ("rate/s", "value", 9), ("p50 us", "p50_us", 8), ("p99 us", "p99_us", 9),

@@ -123,6 +123,13 @@ class Pool(servers.Server):
     def decoded_count(self):
         return self.stores()["degraded_read_count"]
 
+    def lose_one(self):
+        """Loses the last of the data nodes, or of the directories, with all that it has."""
+        if self.nodes:
+            self.nodes[-1].lose()
+        else:
+            shutil.rmtree(self.data_dirs[-1])
+
     def wait_until_well(self, volume, size_bytes):
         """Waits until every store answers, and is asked first for what it has."""
 
