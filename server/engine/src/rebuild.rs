@@ -6,8 +6,8 @@
 //! - After a rebuild, the stores list their fragments, which are compared with the records of all segments, and a sample
 //!   of the segments is verified by checksum. Only then does the state say that the segments are whole. A store that
 //!   comes back lists its fragments, too: it may have lost some.
-//! - The job gives way to clients: while there are any, it rebuilds one segment at a time, and rests for a quarter of the
-//!   time that each took, up to a second. Its threads give way, too; see [`crate::background`].
+//! - The job gives way to clients: while there are any, it rebuilds two segments at a time, and rests after each for an
+//!   eighth of the time that it took, up to a second. Its threads give way, too; see [`crate::background`].
 
 use crate::data_stores::{DataStoreStatus, OpenDataStores};
 use crate::pool::Pool;
@@ -16,11 +16,13 @@ use block::conditions::Report;
 use block::env::Clock;
 use block::quantities::ByteSize;
 use block::{ConditionKind, Conditions, ErrorKind, Result};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tiering::rebuild::{LACKING_MAX, Redundancy};
+use tiering::rebuild::{LACKING_MAX, RebuildReport, Redundancy};
 use tiering::segment_store::Depth;
 
 /// Shortest and longest pause between two walks while the stores are as they were. Chosen by hand: a walk reads the
@@ -30,13 +32,18 @@ pub(crate) const WALK_PAUSE_MAX: Duration = Duration::from_secs(600);
 /// Pause between two looks whether a store has come or gone.
 pub(crate) const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// Segments that are rebuilt side by side while there are no clients, and their bytes, unless one has more. Chosen by
-/// hand: some are read and written while another one is computed. Each takes up to three times its size of memory: the
-/// fragments that are read, and the work area of the code, which is up to twice as large.
+/// hand: some are read and written while another one is computed. Each takes up to twice its size of memory: the
+/// fragments that are read, and those that are made of them.
 const AT_ONCE: usize = 3;
 const BYTES_AT_ONCE: u64 = 96 << 20;
+/// Segments that are rebuilt side by side beside clients. Chosen by hand: one is read while the metadata takes the other
+/// one's placement.
+const AT_ONCE_BESIDE_CLIENTS: usize = 2;
 /// The rest after a segment, as a part of the time that it took. Chosen by hand: disks and networks know nothing of the
 /// priority of threads. Longer rests did not make clients faster (benches/device/coded).
 const REST_DIVISOR: u32 = 4;
+/// The same in a rebuild: what is lacking may be lost for good with the next store.
+const REBUILD_REST_DIVISOR: u32 = 8;
 /// Longest rest after a segment.
 const REST_MAX: Duration = Duration::from_secs(1);
 /// Of so many segments, the check after a rebuild verifies one by checksum. Chosen by hand.
@@ -132,43 +139,65 @@ fn emptying(stores: &dyn OpenDataStores) -> BTreeSet<u32> {
 pub(crate) struct Pace<'a> {
     pool: &'a Pool,
     clock: &'a dyn Clock,
-    /// What clients had done when the job last looked.
-    seen: Mutex<(u64, u64)>,
-    /// Whether they had done anything then since the time before.
+    clients: Mutex<Clients>,
+    /// Whether there were any during the step that ended last.
     is_busy: AtomicBool,
-    /// Segments for a step without them.
+    /// Segments that are rebuilt side by side without them.
     width: AtomicUsize,
+    rest_divisor: u32,
+}
+
+/// What the job knows of clients.
+#[derive(Debug)]
+struct Clients {
+    /// What they had done when the job last looked.
+    done: (u64, u64),
+    /// When it last saw that they had done more.
+    seen_at: Option<Instant>,
+}
+
+impl Clients {
+    /// Whether they were seen since a time; `done` is what they have done by now. Steps that run side by side look at
+    /// different times, and all see the same clients.
+    fn look(&mut self, done: (u64, u64), since: Instant, now: Instant) -> bool {
+        if std::mem::replace(&mut self.done, done) != done {
+            self.seen_at = Some(now);
+        }
+        self.seen_at.is_some_and(|at| at >= since)
+    }
 }
 
 impl<'a> Pace<'a> {
     pub(crate) fn new(pool: &'a Pool, clock: &'a dyn Clock) -> Pace<'a> {
-        let seen = Mutex::new(activity(pool));
+        let clients = Mutex::new(Clients { done: activity(pool), seen_at: None });
         // They get one step to show themselves.
-        Pace { pool, clock, seen, is_busy: AtomicBool::new(true), width: AtomicUsize::new(1) }
+        let (is_busy, width) = (AtomicBool::new(true), AtomicUsize::new(1));
+        Pace { pool, clock, clients, is_busy, width, rest_divisor: REST_DIVISOR }
     }
 
-    /// Rests for a quarter of the time that a step took, up to a second, if clients have written or read meanwhile.
+    /// Rests for a part of the time that a step took, up to a second, if clients have written or read meanwhile.
     pub(crate) async fn rest(&self, begun: Instant) {
-        let now = activity(self.pool);
-        let is_busy = std::mem::replace(&mut *self.seen.lock(), now) != now;
+        let (done, now) = (activity(self.pool), self.clock.now());
+        let is_busy = self.clients.lock().look(done, begun, now);
         self.is_busy.store(is_busy, Ordering::Relaxed);
         if is_busy {
-            tokio::time::sleep((self.clock.since(begun) / REST_DIVISOR).min(REST_MAX)).await;
+            tokio::time::sleep((self.clock.since(begun) / self.rest_divisor).min(REST_MAX)).await;
         }
     }
 
-    /// Notes how large the segments of the next steps are.
+    /// Notes how large the segments are that come next.
     fn expect(&self, found: &Redundancy) {
         let mean = (found.lacking_bytes / found.lacking_count.max(1)).max(1);
         let fit = usize::try_from(BYTES_AT_ONCE / mean).unwrap_or(AT_ONCE);
         self.width.store(fit.clamp(1, AT_ONCE), Ordering::Relaxed);
     }
 
-    /// Segments for the next step.
+    /// Segments that may be rebuilt side by side now.
     fn width(&self) -> usize {
+        let width = self.width.load(Ordering::Relaxed);
         match self.is_busy.load(Ordering::Relaxed) {
-            true => 1,
-            false => self.width.load(Ordering::Relaxed),
+            true => width.min(AT_ONCE_BESIDE_CLIENTS),
+            false => width,
         }
     }
 }
@@ -194,7 +223,7 @@ pub(crate) async fn round(
     clock: &dyn Clock,
 ) -> Result<bool> {
     let mut is_any = false;
-    let pace = Pace::new(pool, clock);
+    let pace = Pace { rest_divisor: REBUILD_REST_DIVISOR, ..Pace::new(pool, clock) };
     loop {
         let quiet = quiet(&emptying(stores), stores, conditions);
         let emptying_at_first = emptying(stores);
@@ -288,43 +317,71 @@ async fn rebuild_all(
         let mut status = state.status.lock();
         (status.left_count, status.left_seconds) = (numbers.len() as u64, None);
     }
-    let (emptying_at_first, begun, mut is_progress) = (emptying(stores), pace.clock.now(), false);
-    let (mut done, mut left) = (0, numbers.as_slice());
-    while !left.is_empty() {
-        if emptying(stores) != emptying_at_first {
-            return Ok(true);
-        }
-        let of_segments = pace.clock.now();
-        let (now, later) = left.split_at(pace.width().min(left.len()));
-        let rebuilding = now.iter().map(|number| pool.tier().rebuild(*number, Depth::Presence));
-        let rebuilt = futures::future::join_all(rebuilding).await;
-        (done, left) = (done + now.len() as u64, later);
-        {
-            let mut status = state.status.lock();
-            let count = left.len() as u64;
-            status.left_count = count;
-            status.left_seconds = (count > 0).then(|| seconds_left(pace.clock, begun, done, count));
-            for rebuilt in &rebuilt {
-                match rebuilt {
-                    Ok(Some(report)) if report.fragment_count > 0 => {
-                        status.fragment_count += report.fragment_count;
-                        status.bytes += report.bytes;
-                        (is_progress, status.failure) = (true, None);
-                        // The next one is due when nothing is lacking any more.
-                        status.check = None;
-                    }
-                    Ok(_) => {}
-                    Err(error) => status.failure = Some(error.chain()),
-                }
+    let (emptying_at_first, count) = (emptying(stores), numbers.len() as u64);
+    let (begun, done) = (pace.clock.now(), AtomicU64::new(0));
+    let rebuild = |number: u64| {
+        let done = &done;
+        async move {
+            let of_segment = pace.clock.now();
+            let rebuilt = pool.tier().rebuild(number, Depth::Presence).await;
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            let is_rebuilt = note(state, &rebuilt, (begun, done, count), pace.clock);
+            if let Err(error) = rebuilt
+                && error.kind() == ErrorKind::Fenced
+            {
+                return Err(error);
             }
+            pace.rest(of_segment).await;
+            Ok(is_rebuilt)
         }
-        let mut failures = rebuilt.into_iter().filter_map(Result::err);
-        if let Some(error) = failures.find(|error| error.kind() == ErrorKind::Fenced) {
-            return Err(error);
+    };
+    let (mut left, mut running) = (numbers.into_iter(), FuturesUnordered::new());
+    let (mut is_any, mut is_drained_now, mut fenced) = (false, false, None);
+    loop {
+        is_drained_now |= emptying(stores) != emptying_at_first;
+        // What has begun goes on to its end: fragments that were written are named then, or known to be strays.
+        while !is_drained_now
+            && fenced.is_none()
+            && running.len() < pace.width()
+            && let Some(number) = left.next()
+        {
+            running.push(rebuild(number));
         }
-        pace.rest(of_segments).await;
+        match running.next().await {
+            Some(Ok(is_rebuilt)) => is_any |= is_rebuilt,
+            Some(Err(error)) => fenced = Some(error),
+            None => return fenced.map_or(Ok(is_any || is_drained_now), Err),
+        }
     }
-    Ok(is_progress)
+}
+
+/// Notes the end of a rebuild of a segment, of so many since a time, of all that there were. Returns whether it got
+/// fragments.
+fn note(
+    state: &RebuildState,
+    rebuilt: &Result<Option<RebuildReport>>,
+    (begun, done, count): (Instant, u64, u64),
+    clock: &dyn Clock,
+) -> bool {
+    let mut status = state.status.lock();
+    let left = count.saturating_sub(done);
+    status.left_count = left;
+    status.left_seconds = (left > 0).then(|| seconds_left(clock, begun, done, left));
+    match rebuilt {
+        Ok(Some(report)) if report.fragment_count > 0 => {
+            status.fragment_count += report.fragment_count;
+            status.bytes += report.bytes;
+            status.failure = None;
+            // The next one is due when nothing is lacking any more.
+            status.check = None;
+            true
+        }
+        Ok(_) => false,
+        Err(error) => {
+            status.failure = Some(error.chain());
+            false
+        }
+    }
 }
 
 /// Lets stores that were away list their fragments, and makes those anew that they have lost. Returns whether there were
@@ -488,4 +545,22 @@ fn show(conditions: &Conditions, found: &Redundancy, parity_count: u8) {
         Some(Report::new(what, cost, remedy))
     });
     conditions.set(ConditionKind::FragmentsLacking, POOL, report);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::env::SystemClock;
+
+    #[test]
+    fn steps_that_end_together_see_the_same_clients() {
+        let begun = SystemClock.now();
+        let at = |millis| begun + Duration::from_millis(millis);
+        let mut clients = Clients { done: (0, 0), seen_at: None };
+        assert!(!clients.look((0, 0), begun, at(50)), "there were none");
+        assert!(clients.look((0, 1), begun, at(100)), "one has read");
+        assert!(clients.look((0, 1), begun, at(101)), "another step has seen it, during this one");
+        assert!(!clients.look((0, 1), at(102), at(150)), "it began later");
+        assert!(clients.look((1, 1), at(102), at(200)), "one has written");
+    }
 }
