@@ -337,7 +337,8 @@ impl Stores {
                 Ok(Part::default())
             }
             Asked::Read(name, range) => {
-                Part::of(one.fragments.get(&self.key(name)).ok_or_else(missing)?, &range)
+                let fragment = one.fragments.get(&self.key(name)).ok_or_else(missing)?;
+                Part::of(fragment, &range)
             }
             Asked::Check(name) => {
                 let fragment = one.fragments.get(&self.key(name)).ok_or_else(missing)?;
@@ -442,7 +443,7 @@ impl Stores {
         let Some(fragment) = state.stores[place.store].fragments.get_mut(&key) else { return false };
         // More often in the payload, if there is one.
         let payload = HEADER_BYTES..fragment.len() - 4;
-        let at = match world.chance(80) {
+        let at = match world.chance(80) && !payload.is_empty() {
             true => payload.start + any(payload.len()),
             false => any(fragment.len()),
         };
