@@ -295,8 +295,10 @@ impl Data {
             }
         }
         let mut silences = self.silences.lock();
-        heard.iter().for_each(|store| drop(silences.remove(store)));
-        silent.difference(&heard).for_each(|store| *silences.entry(*store).or_default() += 1);
+        silences.retain(|store, _| !heard.contains(store));
+        for store in silent.difference(&heard) {
+            *silences.entry(*store).or_default() += 1;
+        }
         Ok(())
     }
 

@@ -147,7 +147,8 @@ impl Server {
                         }
                         Source::LogResident(place) => {
                             let Ok(Some(bytes)) = self.log.read(&place).await else { return };
-                            taken.insert(piece.start_sector, bytes);
+                            let sectors = bytes.chunks(SECTOR).map(Bytes::copy_from_slice);
+                            taken.extend((piece.start_sector..).zip(sectors));
                         }
                         other => panic!("a generation holds {other:?}"),
                     }
