@@ -99,8 +99,11 @@ impl Data {
         let named: Vec<(u64, u32)> = blocks.keys().copied().zip((0..).map(|at| at * FRAME)).collect();
         let _attempt = self.stores.attempt();
         if self.stores.has_bug("record-before-fragments") {
-            let home = |index: usize| Some(Place { store: self.home(made.number, index), generation: 1 });
-            let places = (0..made.fragments.len()).map(home).collect();
+            let place = |index| {
+                let store = self.home(made.number, index);
+                Some(Place { store, generation: 1 })
+            };
+            let places: Vec<Option<Place>> = (0..made.fragments.len()).map(place).collect();
             self.tier.commit_segment(self.epoch, Some(made.record(places)), &named, up_to)?;
             release();
             let world = &self.stores.network.world;
@@ -151,7 +154,7 @@ impl Data {
         let mut places: Vec<Option<Place>> = vec![None; made.fragments.len()];
         let may_share = self.stores.has_bug("two-in-one-domain");
         loop {
-            let mut refusing = BTreeSet::new();
+            let mut refusing: BTreeSet<usize> = BTreeSet::new();
             for index in 0..places.len() {
                 for turn in 0..self.stores.count {
                     if places[index].is_some() {
@@ -259,8 +262,9 @@ impl Data {
     pub(crate) async fn walk(&self, log: &Log) -> Result<()> {
         self.reclaim()?;
         let world = &self.stores.network.world;
-        let (mut silent, mut heard) = (BTreeSet::new(), BTreeSet::new());
-        for number in self.tier.records().iter().map(|record| record.number) {
+        let (mut silent, mut heard): (BTreeSet<usize>, BTreeSet<usize>) = Default::default();
+        let numbers: Vec<u64> = self.tier.records().iter().map(|record| record.number).collect();
+        for number in numbers {
             for index in 0..self.stores.scheme.fragments() {
                 if log.failure().is_some() {
                     return Ok(());

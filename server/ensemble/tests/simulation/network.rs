@@ -1,5 +1,5 @@
-//! The network between the nodes, and to the data stores: connections that delay, end, stall while a direction is cut, and bring
-//! requests of ended connections late or twice.
+//! The network between the nodes, and to the data stores: connections that delay, end, stall while a
+//! direction is cut, and bring requests of ended connections late or twice.
 //!
 //! Invariants:
 //! - A connection delivers in order, or ends. Requests that were under way at its end may still arrive.

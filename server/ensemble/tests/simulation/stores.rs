@@ -440,14 +440,15 @@ impl Stores {
         state.loss_count += 1;
         let name = Name { number: record.number, generation: place.generation, index };
         let key = self.key(name);
-        let Some(fragment) = state.stores[place.store].fragments.get_mut(&key) else { return false };
+        let fragments = &mut state.stores[place.store].fragments;
+        let Some(fragment) = fragments.get_mut(&key) else { return false };
         // More often in the payload, if there is one.
         let payload = HEADER_BYTES..fragment.len() - 4;
         let at = match world.chance(80) && !payload.is_empty() {
             true => payload.start + any(payload.len()),
             false => any(fragment.len()),
         };
-        fragment[at] ^= 1 << world.below(8);
+        fragment[at] ^= 1u8 << world.below(8);
         true
     }
 }
