@@ -96,7 +96,8 @@ impl Data {
             return Ok(());
         }
         let made = self.make(blocks)?;
-        let named: Vec<(u64, u32)> = blocks.keys().copied().zip((0..).map(|at| at * FRAME)).collect();
+        let offsets = (0..).map(|place: u32| place * FRAME);
+        let named: Vec<(u64, u32)> = blocks.keys().copied().zip(offsets).collect();
         let _attempt = self.stores.attempt();
         if self.stores.has_bug("record-before-fragments") {
             let place = |index| {

@@ -39,9 +39,10 @@ struct TierState {
 
 impl TierState {
     fn check(&self, epoch: Epoch) -> Result<()> {
+        let what = "change the metadata: a later owner has it";
         match epoch == self.opened {
             true => Ok(()),
-            false => Err(Error::new(ErrorKind::Fenced, "change the metadata: a later owner has it")),
+            false => Err(Error::new(ErrorKind::Fenced, what)),
         }
     }
 }
