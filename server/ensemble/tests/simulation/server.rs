@@ -137,7 +137,7 @@ impl Server {
                 }
                 executor.sleep(DESTAGE_TIME).await;
                 let blocks = generation.volumes().flat_map(|(_, pieces)| pieces);
-                let mut taken = BTreeMap::new();
+                let mut taken: BTreeMap<u64, Bytes> = BTreeMap::new();
                 for piece in blocks {
                     match piece.source {
                         // Neighbouring sectors of one entry are one piece.
