@@ -19,7 +19,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ublk", &["block"]),
     ("wal", &["block"]),
     ("replication", &["block"]),
-    ("ensemble", &["block", "cluster", "replication", "wal"]),
+    // `erasure` only in its simulation.
+    ("ensemble", &["block", "cluster", "erasure", "replication", "wal"]),
     ("tiering", &["block"]),
     ("erasure", &["block"]),
     ("datanode", &["block", "erasure", "tiering"]),

@@ -18,7 +18,13 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Blocks of each client.
-pub(crate) const BLOCKS: u64 = 3;
+const BLOCKS: u64 = 9;
+/// Those of them that are written all the time. The others keep older segments in use.
+const HOT_BLOCKS: u64 = 3;
+/// Shares of the other blocks in writes and reads, in percent. Chosen by hand: one of them is written every
+/// ten seconds or so.
+const COLD_WRITES: u64 = 3;
+const COLD_READS: u64 = 25;
 /// Shortest and longest wait for an answer, in milliseconds. Chosen by hand: shorter and longer than a
 /// take-over.
 const PATIENCE_MS: (u64, u64) = (200, 4000);
@@ -47,12 +53,11 @@ impl Client {
     pub(crate) async fn run(self) {
         let Site { world, oracle, counts, .. } = &self.site;
         let mut node = self.number % self.node_count;
-        let own = |block: u64| self.number as u64 * BLOCKS + block;
         loop {
             world.sleep(world.ms(1, 60)).await;
             match world.below(100) {
                 0..55 => {
-                    let block = own(world.below(BLOCKS));
+                    let block = self.block_of(self.number as u64, COLD_WRITES);
                     let version = oracle.begin_write(block);
                     match self.call(node, Asked::Write { block, version }).await {
                         Some(answered) => {
@@ -75,15 +80,15 @@ impl Client {
                 }
                 // A node that has ceased to be the owner may still have clients.
                 68..80 => {
-                    let block = world.below(self.client_count as u64 * BLOCKS);
+                    let block = self.block_of_any();
                     let asked = self.any_node();
                     let _shown = self.read(asked, block, false).await;
                 }
                 _ => {
                     let by_writer = world.chance(50);
                     let block = match by_writer {
-                        true => own(world.below(BLOCKS)),
-                        false => world.below(self.client_count as u64 * BLOCKS),
+                        true => self.block_of(self.number as u64, COLD_READS),
+                        false => self.block_of_any(),
                     };
                     if !self.read(node, block, by_writer).await {
                         node = self.any_node();
@@ -91,6 +96,21 @@ impl Client {
                 }
             }
         }
+    }
+
+    /// Returns a block of a client.
+    fn block_of(&self, client: u64, cold_percent: u64) -> u64 {
+        let world = &self.site.world;
+        let block = match world.chance(cold_percent) {
+            true => HOT_BLOCKS + world.below(BLOCKS - HOT_BLOCKS),
+            false => world.below(HOT_BLOCKS),
+        };
+        client * BLOCKS + block
+    }
+
+    fn block_of_any(&self) -> u64 {
+        let client = self.site.world.below(self.client_count as u64);
+        self.block_of(client, COLD_READS)
     }
 
     fn any_node(&self) -> usize {

@@ -4,12 +4,14 @@
 //! - Directories are lost and bits flipped one at a time: the next one waits until every member has been
 //!   seen to lack nothing. The same holds for the loss of power on single machines, which leaves a log that
 //!   proves less.
+//! - Fragments are destroyed only when all segments were seen whole: of one store, or by one bit.
 //! - Only a loss of power on several machines may lose writes, and the oracle knows of it.
 
 use crate::executor::World;
 use crate::network::Weather;
 use crate::node::{Machine, Site};
 use crate::printing::print;
+use crate::stores::Store;
 use parking_lot::Mutex;
 use replication::Proof;
 use std::collections::BTreeMap;
@@ -60,7 +62,7 @@ impl Faults {
     pub(crate) async fn run(self, until: Duration) {
         self.world().sleep(self.world().ms(500, 2000)).await;
         while self.world().now() < until {
-            let fault = self.world().below(100);
+            let fault = self.world().below(130);
             self.world().note(fault);
             self.inject(fault).await;
             self.world().sleep(self.world().ms(50, 2500)).await;
@@ -72,6 +74,7 @@ impl Faults {
         print(self.world(), format_args!("repairs"));
         self.site.network.heal();
         self.site.chain.fail(0);
+        self.site.stores.repair();
         for node in 0..self.node_count {
             self.with(node, |machine| {
                 machine.stop(false);
@@ -140,8 +143,85 @@ impl Faults {
             89..92 => self.lose_power(node).await,
             92..94 => self.lose_all_power().await,
             94..97 => self.flip(node).await,
-            _ => self.wipe(node).await,
+            97..100 => self.wipe(node).await,
+            _ => self.inject_into_stores(fault, node).await,
         }
+    }
+
+    fn any_store(&self) -> usize {
+        let count = u64::try_from(self.site.stores.count).expect("a few");
+        usize::try_from(self.world().below(count)).expect("a few")
+    }
+
+    async fn inject_into_stores(&self, fault: u64, node: usize) {
+        let (counts, stores) = (&self.site.counts, &self.site.stores);
+        let (store, number) = (self.any_store(), stores.number(self.any_store()));
+        match fault {
+            100..106 => {
+                counts.add("data stores down");
+                self.disturb_store(store, |one, is_so| one.is_down = is_so);
+                if self.world().chance(30) {
+                    self.disturb_store(self.any_store(), |one, is_so| one.is_down = is_so);
+                }
+            }
+            106..110 => {
+                counts.add("data stores hanging");
+                self.disturb_store(store, |one, is_so| one.is_hanging = is_so);
+            }
+            110..114 => {
+                counts.add("data stores cut off from a node");
+                let directions = match self.world().below(3) {
+                    0 => vec![(node, number)],
+                    1 => vec![(number, node)],
+                    _ => vec![(node, number), (number, node)],
+                };
+                self.cut(directions);
+            }
+            114..117 => {
+                counts.add("data stores cut off");
+                let nodes = 0..self.node_count;
+                self.cut(nodes.flat_map(|node| [(node, number), (number, node)]).collect());
+            }
+            117..120 => {
+                counts.add("data stores full");
+                self.disturb_store(store, |one, is_so| one.is_full = is_so);
+            }
+            120..125 => {
+                if self.are_whole().await && stores.flip() {
+                    counts.add("bits of fragments flipped");
+                }
+            }
+            _ => {
+                if self.are_whole().await {
+                    counts.add("data stores emptied");
+                    stores.empty(store);
+                }
+            }
+        }
+    }
+
+    /// Lets something be so at a store for a time.
+    fn disturb_store(&self, store: usize, set: fn(&mut Store, bool)) {
+        let (stores, time) = (self.site.stores.clone(), self.world().ms(200, 6000));
+        stores.change(store, |one| set(one, true));
+        self.world().spawn(async move {
+            stores.network.world.sleep(time).await;
+            stores.change(store, |one| set(one, false));
+        });
+    }
+
+    /// Repairs everything, and waits until all segments have all fragments.
+    async fn are_whole(&self) -> bool {
+        self.repair();
+        let until = self.world().now() + SOUND_WAIT;
+        while self.world().now() < until {
+            self.world().sleep(Duration::from_millis(200)).await;
+            if self.site.stores.may_lose() {
+                return true;
+            }
+        }
+        self.site.counts.add("faults left out");
+        false
     }
 
     async fn start_later(&self, node: usize) {

@@ -1,5 +1,5 @@
-//! The network between the nodes: connections that delay, end, stall while a direction is cut, and bring
-//! requests of ended connections late or twice.
+//! The network between the nodes, and to the data stores: connections that delay, end, stall while a
+//! direction is cut, and bring requests of ended connections late or twice.
 //!
 //! Invariants:
 //! - A connection delivers in order, or ends. Requests that were under way at its end may still arrive.
@@ -119,7 +119,7 @@ impl Network {
         self.set_weather(Weather::default());
     }
 
-    fn is_cut(&self, from: usize, to: usize) -> bool {
+    pub(crate) fn is_cut(&self, from: usize, to: usize) -> bool {
         self.cut.lock().contains(&(from, to))
     }
 
@@ -136,7 +136,7 @@ impl Network {
     }
 
     /// Waits until the message has come through. Returns false if it is lost.
-    async fn pass(&self, from: usize, to: usize) -> bool {
+    pub(crate) async fn pass(&self, from: usize, to: usize) -> bool {
         self.world.sleep(self.delay()).await;
         !self.is_cut(from, to)
     }

@@ -4,12 +4,14 @@
 //! takes the pool over, and in which order an owner opens it.
 
 use crate::chain::{Chain, Changed, Configuration, Member, Ownership};
+use crate::data::Data;
 use crate::executor::{MachineClock, World};
 use crate::network::{Network, Parts, Port, Running};
 use crate::oracle::Oracle;
 use crate::printing::print;
 use crate::report::Counts;
 use crate::server::{DETECTION, Server};
+use crate::stores::Stores;
 use crate::tier::Tier;
 use block::env::Clock;
 use block::seal::{KEY_BYTES, PoolKey};
@@ -42,6 +44,7 @@ pub(crate) struct Site {
     pub(crate) network: Network,
     pub(crate) chain: Chain,
     pub(crate) tier: Tier,
+    pub(crate) stores: Stores,
     pub(crate) oracle: Oracle,
     pub(crate) counts: Counts,
     /// The nodes that should keep the log.
@@ -400,7 +403,11 @@ impl Daemon {
         self.print(format_args!("serves the pool in epoch {}", server.epoch));
         self.running.change(|parts| parts.server = Some(Arc::clone(&server)));
         let destaging = Arc::clone(&server).destage(self.site.world.clone());
-        simulated().expect("a daemon serves").spawn(Box::pin(destaging));
+        let keeping = Arc::clone(&server).keep_segments(self.site.world.clone());
+        let executor = simulated().expect("a daemon serves");
+        executor.spawn(Box::pin(destaging));
+        executor.spawn(Box::pin(keeping));
+        drop(executor);
         let error = tokio::select! {
             biased;
             error = server.ended() => error,
@@ -450,7 +457,8 @@ impl Daemon {
             self.site.counts.add("openings with lost writes");
             log.settle_tail();
         }
-        let server = Arc::new(Server::new(log, self.site.tier.clone(), epoch));
+        let data = Data::new(&self.site.tier, &self.site.stores, self.node, epoch);
+        let server = Arc::new(Server::new(log, data, epoch));
         Ok((server, taken.owned, taken.role))
     }
 

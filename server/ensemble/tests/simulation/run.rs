@@ -9,6 +9,7 @@ use crate::node::{Machine, Site, configuration, node_id};
 use crate::oracle::Oracle;
 use crate::printing::{self, LogLines};
 use crate::report::{Counts, Outcome};
+use crate::stores::Stores;
 use crate::tier::Tier;
 use parking_lot::Mutex;
 use replication::MemberId;
@@ -22,6 +23,8 @@ const FAULTS_TIME: Duration = Duration::from_secs(30);
 /// Time within which each client must have got answers after the last fault. Chosen by hand: several
 /// take-overs, and a change of the members that is given up.
 const CALM_TIME: Duration = Duration::from_secs(60);
+/// Looks, half a second apart, within which all segments must have all fragments by then.
+const WHOLE_LOOKS: u64 = 120;
 /// Writes that each client must have answered by then.
 const WRITES_LEAST: u64 = 5;
 
@@ -31,11 +34,14 @@ pub(crate) fn run(seed: u64) -> Outcome {
     let counts = Counts::default();
     let node_count = usize::try_from(3 + world.below(3)).expect("a few");
     let ids: Vec<MemberId> = (0..node_count).map(|node| node_id(node, 1)).collect();
+    let (network, tier) = (Network::new(&world, &counts), Tier::default());
+    let oracle = Oracle::default();
     let site = Site {
-        network: Network::new(&world, &counts),
+        stores: Stores::new(&network, &tier, &oracle, node_count),
+        network,
         chain: Chain::new(&world, &counts, configuration(&ids, 0..3)),
-        tier: Tier::default(),
-        oracle: Oracle::default(),
+        tier,
+        oracle,
         counts: counts.clone(),
         wanted: Arc::new(Mutex::new((0..3).collect())),
         changing: Arc::default(),
@@ -93,5 +99,22 @@ fn simulate(site: &Site, node_count: usize, dir: &Path) {
             .for_each(|machine| printing::print(world, format_args!("{machine:?}")));
         oracle.fail(format!("no progress within {CALM_TIME:?} after the last fault"));
     }
+    check_segments(site);
     machines.lock().iter_mut().for_each(Machine::kill);
+}
+
+/// Waits until all segments are whole, and reads them.
+fn check_segments(site: &Site) {
+    let (world, oracle) = (&site.world, &site.oracle);
+    let mut wrong = site.stores.wrong();
+    for _ in 0..WHOLE_LOOKS {
+        if wrong.is_none() || oracle.has_failed() {
+            break;
+        }
+        world.run(Duration::from_millis(500), || oracle.has_failed());
+        wrong = site.stores.wrong();
+    }
+    if let Some(wrong) = wrong.or_else(|| site.stores.misread()) {
+        oracle.fail(format!("long after the last fault, {wrong}"));
+    }
 }

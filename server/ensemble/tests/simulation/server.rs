@@ -4,8 +4,8 @@
 //! - The requests of one client are carried out in order, each after the one before has ended.
 //! - A read is answered after the log has allowed it, with data that was looked up before.
 
+use crate::data::Data;
 use crate::executor::World;
-use crate::tier::{DESTAGE_TIME, Tier};
 use block::simulated::simulated;
 use block::{Epoch, Error, ErrorKind, Result, VolumeId};
 use bytes::Bytes;
@@ -31,7 +31,7 @@ pub(crate) enum Asked {
 /// The open pool.
 pub(crate) struct Server {
     pub(crate) log: Log,
-    pub(crate) tier: Tier,
+    pub(crate) data: Data,
     pub(crate) epoch: Epoch,
     /// Of each client: resolves when its newest request has ended.
     sessions: Mutex<BTreeMap<usize, oneshot::Receiver<()>>>,
@@ -44,8 +44,8 @@ pub(crate) struct Turn {
 }
 
 impl Server {
-    pub(crate) fn new(log: Log, tier: Tier, epoch: Epoch) -> Server {
-        Server { log, tier, epoch, sessions: Mutex::default() }
+    pub(crate) fn new(log: Log, data: Data, epoch: Epoch) -> Server {
+        Server { log, data, epoch, sessions: Mutex::default() }
     }
 
     /// Takes the next place in the order of a client's requests.
@@ -99,17 +99,28 @@ impl Server {
         let piece = self.log.overlay().lookup(VOLUME, block, 1).pop().expect("one sector");
         let bytes = match piece.source {
             Source::Payload(bytes) => Some(bytes),
-            Source::LogResident(place) => match self.log.read(&place).await? {
-                Some(bytes) => Some(bytes),
-                None => self.tier.read(block),
-            },
-            _ => self.tier.read(block),
+            Source::LogResident(place) => self.log.read(&place).await?,
+            _ => None,
         };
-        let Some(bytes) = bytes else { return Ok(0) };
-        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        match number(8) == block && bytes[16..].iter().all(|byte| *byte == number(0) as u8) {
-            true => Ok(number(0)),
-            false => Err(Error::new(ErrorKind::Corrupt, format!("block {block} is another one"))),
+        let bytes = match bytes {
+            Some(bytes) => bytes,
+            None => match self.data.read(block).await? {
+                Some(bytes) => Bytes::from(bytes),
+                None => return Ok(0),
+            },
+        };
+        let corrupt = || Error::new(ErrorKind::Corrupt, format!("block {block} is another one"));
+        version_of(block, &bytes).ok_or_else(corrupt)
+    }
+
+    /// Checks the segments now and then, until the log has failed.
+    pub(crate) async fn keep_segments(self: Arc<Self>, world: World) {
+        let executor = simulated().expect("a process keeps segments");
+        while self.log.failure().is_none() {
+            executor.sleep(world.ms(1000, 4000)).await;
+            if let Err(error) = self.data.walk(&self.log).await {
+                self.log.fail(error);
+            }
         }
     }
 
@@ -126,7 +137,7 @@ impl Server {
                 }
                 executor.sleep(DESTAGE_TIME).await;
                 let blocks = generation.volumes().flat_map(|(_, pieces)| pieces);
-                let mut taken = Vec::new();
+                let mut taken: BTreeMap<u64, Bytes> = BTreeMap::new();
                 for piece in blocks {
                     match piece.source {
                         // Neighbouring sectors of one entry are one piece.
@@ -136,16 +147,17 @@ impl Server {
                         }
                         Source::LogResident(place) => {
                             let Ok(Some(bytes)) = self.log.read(&place).await else { return };
-                            taken.push((piece.start_sector, bytes));
+                            let sectors = bytes.chunks(SECTOR).map(Bytes::copy_from_slice);
+                            taken.extend((piece.start_sector..).zip(sectors));
                         }
                         other => panic!("a generation holds {other:?}"),
                     }
                 }
-                if let Err(error) = self.tier.take(self.epoch, taken, up_to) {
+                let release = || self.log.release(&generation);
+                if let Err(error) = self.data.destage(&self.log, &taken, up_to, release).await {
                     self.log.fail(error);
                     return;
                 }
-                self.log.release(&generation);
             }
         }
     }
@@ -164,5 +176,14 @@ impl Server {
     }
 }
 
+/// Returns the version in a block's bytes; `None` if they are not those of a write of this block.
+pub(crate) fn version_of(block: u64, bytes: &[u8]) -> Option<u64> {
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    let is_it = number(8) == block && bytes[16..].iter().all(|byte| *byte == number(0) as u8);
+    is_it.then(|| number(0))
+}
+
+/// Time in which an owner collects a generation.
+const DESTAGE_TIME: Duration = Duration::from_millis(30);
 /// Times of the owner, shorter than by default, so that a run sees many take-overs.
 pub(crate) const DETECTION: Duration = Duration::from_millis(600);

@@ -57,6 +57,36 @@ fn seed_repeats_the_same_events() {
     }
 }
 
+/// Bugs of the data stores and of their owner, which are a model here.
+const BUGS_OF_DATA_STORES: [&str; 6] = [
+    "store-without-fence",
+    "record-before-fragments",
+    "old-deleted-before-record",
+    "checksum-skipped",
+    "stale-fragment-accepted",
+    "two-in-one-domain",
+];
+
+/// Runs this program's test of the nodes with a bug, and demands that it fails.
+fn assert_found(variable: &str, bug: &str, seeds: &str) {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "tests::nodes_keep_every_promise_under_faults", "--nocapture"]);
+    command.env(variable, bug).env("NODE_SEEDS", seeds);
+    let output = command.env_remove("SEED").env_remove("NODE_FIRST_SEED").output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text);
+    let found = text.lines().find(|line| line.starts_with("SEED="));
+    println!("{bug}: {}", found.unwrap_or("not found"));
+    assert!(!output.status.success() && found.is_some(), "{bug} is not found: {text}");
+}
+
+#[test]
+fn bugs_of_data_stores_are_found() {
+    for bug in BUGS_OF_DATA_STORES {
+        assert_found("SPINDLE_SIM_BUG", bug, "200");
+    }
+}
+
 /// Bugs of the protocol, each with the number of seeds within which it must be found. A long end of a deposed
 /// owner's log beside a short successor is rare: clients wait for their answers.
 #[cfg(feature = "seeded-bugs")]
@@ -78,14 +108,6 @@ const BUGS: [(&str, &str); 10] = [
 #[test]
 fn seeded_bugs_are_found() {
     for (bug, seeds) in BUGS {
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "tests::nodes_keep_every_promise_under_faults", "--nocapture"]);
-        command.env("SPINDLE_SEEDED_BUGS", bug).env("NODE_SEEDS", seeds);
-        let output = command.env_remove("SEED").env_remove("NODE_FIRST_SEED").output().unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8_lossy(&text);
-        let found = text.lines().find(|line| line.starts_with("SEED="));
-        println!("{bug}: {}", found.unwrap_or("not found"));
-        assert!(!output.status.success() && found.is_some(), "{bug} is not found: {text}");
+        assert_found("SPINDLE_SEEDED_BUGS", bug, seeds);
     }
 }
