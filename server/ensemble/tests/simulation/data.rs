@@ -222,8 +222,8 @@ impl Data {
 
     async fn part(&self, record: &Record, index: usize, range: &Range<usize>) -> Result<Vec<u8>> {
         let place = record.places[index];
-        let place =
-            place.ok_or_else(|| Error::new(ErrorKind::NotFound, "read a fragment: none was put"))?;
+        let place = place
+            .ok_or_else(|| Error::new(ErrorKind::NotFound, "read a fragment: none was put"))?;
         let name = Name { number: record.number, generation: place.generation, index };
         self.stores.read((self.node, place.store), self.epoch, name, range).await
     }

@@ -117,7 +117,7 @@ impl Server {
     pub(crate) async fn keep_segments(self: Arc<Self>, world: World) {
         let executor = simulated().expect("a process keeps segments");
         while self.log.failure().is_none() {
-            executor.sleep(world.ms(1000, 4000)).await;
+            executor.sleep(world.ms(2000, 6000)).await;
             if let Err(error) = self.data.walk(&self.log).await {
                 self.log.fail(error);
             }

@@ -225,7 +225,7 @@ impl Stores {
         answered.unwrap_or_else(silent)
     }
 
-    /// Sends a request of which nobody awaits the answer.
+    /// Sends a request, and waits for no answer.
     pub(crate) fn post(&self, (node, store): (usize, usize), epoch: Epoch, asked: Asked) {
         let (answer, _) = oneshot::channel();
         self.network.world.spawn(self.clone().deliver((node, store), epoch, asked, answer));
@@ -351,8 +351,7 @@ impl Stores {
                 let named = named.filter(|place| place.store == store);
                 let was_whole = named.is_some_and(|place| one.has(name.number, name.index, place));
                 one.fragments.remove(&self.key(name));
-                if was_whole
-                    && !named.is_some_and(|place| one.has(name.number, name.index, place))
+                if was_whole && !named.is_some_and(|place| one.has(name.number, name.index, place))
                 {
                     let what = format!("store {store} deletes {name:?}, which a record names");
                     self.oracle.fail(what);
@@ -418,7 +417,7 @@ impl Stores {
         is_whole && state.attempts.values().all(|losses| *losses == state.loss_count)
     }
 
-    /// Removes all fragments of a store. It forgets no fence, which its node keeps elsewhere.
+    /// Removes all fragments of a store. The fence stays: the newest owner is the first to open a new drive.
     pub(crate) fn empty(&self, store: usize) {
         let mut state = self.state.lock();
         state.loss_count += 1;

@@ -98,7 +98,7 @@ const BUGS: [(&str, &str); 10] = [
     ("sent-is-written", "200"),
     ("amnesiac-votes", "200"),
     ("damage-unseen", "200"),
-    ("tail-by-length", "400"),
+    ("tail-by-length", "1000"),
     ("promise-not-stored", "200"),
     ("read-without-lease", "200"),
 ];
