@@ -201,11 +201,11 @@ impl Data {
             match self.part(&record, index, &range).await {
                 Ok(bytes) if bytes.len() == range.len() => return Ok(Some(bytes)),
                 Err(error) if error.kind() == ErrorKind::Fenced => return Err(error),
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    // It may have moved, or its segment is reclaimed.
-                    if self.tier.find(block).is_none_or(|(now, _)| now != record) {
-                        continue;
-                    }
+                // It may have moved, or its segment is reclaimed.
+                Err(error)
+                    if error.kind() == ErrorKind::NotFound && self.is_past(block, &record) =>
+                {
+                    continue;
                 }
                 _ => {}
             }
@@ -213,11 +213,16 @@ impl Data {
                 self.stores.network.counts.add("reads decoded");
                 return Ok(Some(bytes));
             }
-            if self.tier.find(block).is_some_and(|(now, _)| now == record) {
+            if !self.is_past(block, &record) {
                 break;
             }
         }
         Err(unavailable("read a block: too few stores answer"))
+    }
+
+    /// Whether a block has another segment by now, or its segment another record.
+    fn is_past(&self, block: u64, record: &Record) -> bool {
+        self.tier.find(block).is_none_or(|(now, _)| now != *record)
     }
 
     async fn part(&self, record: &Record, index: usize, range: &Range<usize>) -> Result<Vec<u8>> {
