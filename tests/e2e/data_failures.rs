@@ -139,6 +139,7 @@ fn owner(shape: Shape) -> Daemon {
         "a data store fails",
         "data-store-away",
         "data-store-full",
+        "the store is full",
         "could not upload",
         "fragments-lacking",
     ];
