@@ -40,9 +40,15 @@ impl AwaitedDirectory {
     /// Opens the directory as a store if it exists at this moment.
     async fn objects(&self) -> Result<Arc<dyn ObjectStore>> {
         let dir = self.dir.clone();
-        let opened = tokio::task::spawn_blocking(move || match dir.is_dir() {
-            true => super::open_existing_directory(&dir).map_err(|error| error.chain()),
-            false => Err(format!("directory {} is not there", dir.display())),
+        let opened = tokio::task::spawn_blocking(move || match std::fs::metadata(&dir) {
+            Ok(found) if found.is_dir() => {
+                super::open_existing_directory(&dir).map_err(|error| error.chain())
+            }
+            Ok(_) => Err(format!(
+                "{} is no directory: name the directory where the file system of the disk is mounted",
+                dir.display()
+            )),
+            Err(_) => Err(format!("directory {} is not there", dir.display())),
         });
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Generic {
             store: "directory",
@@ -216,6 +222,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[tokio::test]
+    async fn disk_in_place_of_a_directory_is_named() {
+        let disk = tempfile::NamedTempFile::new().unwrap();
+        let url = disk.path().to_str().unwrap();
+        let store = Store::await_as(url, &StoreOptions::default(), None).unwrap();
+        let error = store.bulk().get(&Path::from("segments/1")).await.unwrap_err();
+        assert!(error.to_string().contains("is no directory: name the directory"), "{error}");
     }
 
     #[tokio::test]
