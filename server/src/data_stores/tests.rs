@@ -99,6 +99,11 @@ fn contents(number: u64) -> Bytes {
 }
 
 async fn write(open: &OpenPool, from: u64) {
+    write_blocks(open, from, 0..BLOCK_COUNT).await;
+}
+
+/// Writes some of the blocks, which are destaged as one segment.
+async fn write_blocks(open: &OpenPool, from: u64, blocks: std::ops::Range<u64>) {
     let volume = match open.pool.volume("db") {
         Some(volume) => volume,
         None => {
@@ -107,7 +112,7 @@ async fn write(open: &OpenPool, from: u64) {
             open.pool.volume("db").unwrap()
         }
     };
-    for number in 0..BLOCK_COUNT {
+    for number in blocks {
         let data = contents(from + number);
         volume.write(number * BLOCK as u64, data, WriteFlags { fua: false }).await.unwrap();
     }
@@ -286,6 +291,38 @@ async fn store_is_found_by_its_identity_and_one_that_is_not_configured_is_leavin
     write(&open, 400).await;
     read(&open, 400).await.unwrap();
     assert_eq!(open.data_stores.as_ref().unwrap().status().scheme, "2+1");
+    open.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scheme_may_change_while_segments_are_rebuilt_in_their_own() {
+    let mut place = Place::new("2+1", 5);
+    let open = place.open().await.unwrap();
+    for part in 0..8 {
+        write_blocks(&open, 100, part * 5..part * 5 + 5).await;
+    }
+    // One segment in ten has nothing on these two.
+    let drained = place.stores[..2].to_vec();
+    stores_of(&open).drain(&[url(&drained[0]), url(&drained[1])]).await.unwrap();
+    let (_, lacking) = open.pool.tier().redundancy().await.unwrap();
+    assert!(lacking.len() > 1, "{lacking:?}");
+    let depth = tiering::segment_store::Depth::Presence;
+    open.pool.tier().rebuild(lacking[0], depth).await.unwrap();
+    open.close().await.unwrap();
+    place.scheme = "1+1";
+    let open = place.open().await.unwrap();
+    assert_eq!(stores_of(&open).status().scheme, "1+1");
+    read(&open, 100).await.unwrap();
+    let (_, left) = open.pool.tier().redundancy().await.unwrap();
+    assert_eq!(left.len(), lacking.len() - 1);
+    write_blocks(&open, 100, 0..5).await;
+    let named = rebuild(&open).await;
+    for store in &drained {
+        assert!(!named.contains(&state(&open, store).number), "{named:?}");
+    }
+    let (found, _) = open.pool.tier().redundancy().await.unwrap();
+    assert!(found.bytes.keys().all(|spare| *spare == Some(1)), "{found:?}");
+    read(&open, 100).await.unwrap();
     open.close().await.unwrap();
 }
 
