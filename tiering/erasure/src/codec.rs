@@ -1,7 +1,7 @@
 //! Encoding of images, and decoding of whole fragments, for rebuilds and scrubs.
 
 use crate::cuts::Cuts;
-use crate::pattern::Pattern;
+use crate::pattern::{Pattern, invalid};
 use crate::scheme::{CodecId, Scheme};
 use crate::seeded_bugs::seeded_bugs;
 use block::{Error, ErrorKind, Result};
@@ -107,14 +107,6 @@ fn check(scheme: Scheme, cuts: &Cuts, found: &[Option<&[u8]>]) -> Result<()> {
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
     Ok(())
-}
-
-pub(crate) fn failed(error: reed_solomon_simd::Error) -> Error {
-    Error::with_source(ErrorKind::Invalid, "compute an erasure code", error)
-}
-
-pub(crate) fn invalid(what: &str) -> Error {
-    Error::new(ErrorKind::Invalid, what)
 }
 
 #[cfg(test)]

@@ -6,10 +6,9 @@
 //! holds the constants, which the encoder and the decoder themselves compute once, and multiplies with the
 //! engine of the library, so both give the same bytes.
 
-use crate::codec::{failed, invalid};
 use crate::cuts::UNIT_BYTES;
 use crate::scheme::{CodecId, FRAGMENTS_MAX, Scheme};
-use block::Result;
+use block::{Error, ErrorKind, Result};
 use reed_solomon_simd::engine::{DefaultEngine, Engine, GfElement, tables};
 use reed_solomon_simd::{ReedSolomonDecoder, ReedSolomonEncoder};
 use std::iter::zip;
@@ -161,4 +160,12 @@ fn images(scheme: Scheme, sources: &[usize]) -> Result<Vec<Unit>> {
         unit.copy_from_slice(made);
     }
     Ok(units)
+}
+
+fn failed(error: reed_solomon_simd::Error) -> Error {
+    Error::with_source(ErrorKind::Invalid, "compute an erasure code", error)
+}
+
+pub(crate) fn invalid(what: &str) -> Error {
+    Error::new(ErrorKind::Invalid, what)
 }
